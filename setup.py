@@ -1,0 +1,38 @@
+"""Hand what settings.ini says about the package to setuptools; nothing is said twice."""
+
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+parser = ConfigParser(delimiters=["="])
+parser.read("settings.ini", encoding="utf-8")
+cfg = parser["DEFAULT"]
+
+
+def words(key: str) -> list[str]:
+    """The whitespace-separated entries of a key."""
+    return cfg.get(key, "").split()
+
+
+setup(
+    name=cfg["lib_name"],
+    version=cfg["version"],
+    description=cfg["description"],
+    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    keywords=cfg["keywords"],
+    author=cfg["author"],
+    author_email=cfg["author_email"],
+    url=cfg["git_url"],
+    license="Apache-2.0",
+    python_requires=f">={cfg['min_python']}",
+    packages=find_packages(include=[f"{cfg['lib_path']}*"]),
+    package_data={cfg["lib_path"]: ["assets/*"]},
+    install_requires=words("requirements"),
+    extras_require={"dev": words("dev_requirements"), "dask": ["distributed>=2024.1"], "timm": ["timm>=1.0"]},
+    entry_points={
+        "console_scripts": words("console_scripts"),
+        "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"],
+    },
+)

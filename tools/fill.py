@@ -1,0 +1,30 @@
+"""Run notebooks with the skips of nbdev_test and keep what they print: python tools/fill.py nbs/40_miners.ipynb ..."""
+
+import os
+import sys
+from pathlib import Path
+
+from execnb.nbio import read_nb, write_nb
+from execnb.shell import CaptureShell
+from fastcore.foundation import working_directory
+from nbdev.config import get_config
+from nbdev.process import extract_directives
+
+os.environ["IN_TEST"] = "1"
+FLAGS = set(get_config().tst_flags.split())
+
+
+def skipped(cell) -> bool:
+    """Would nbdev_test pass over this cell?"""
+    if cell.cell_type != "code" or "nbdev_export(" in cell.source:
+        return True
+    found = extract_directives(cell, remove=False)
+    return found.get("eval:", [""])[0].lower() == "false" or bool(FLAGS & found.keys())
+
+
+for path in map(Path, sys.argv[1:]):
+    notebook = read_nb(path)
+    shell = CaptureShell(path, mpl_format="png")  # nbdev's default, retina, stores four times the pixels
+    with working_directory(path.parent):
+        shell.run_all(notebook, exc_stop=True, preproc=skipped)
+    write_nb(notebook, path)
