@@ -10,7 +10,7 @@ __all__ = ['check_batch', 'check_triplets', 'as_float', 'unit', 'safe_sqrt', 'pa
 import torch
 from torch import Tensor
 
-# %% ../nbs/01_distances.ipynb #01f092cb
+# %% ../nbs/01_distances.ipynb #5afc777f
 def check_batch(
     f: Tensor,  # embeddings, (B, D), floating point
     labels: Tensor,  # (B,), integers, on f's device
@@ -30,7 +30,7 @@ def check_triplets(
     triplets: tuple[Tensor, Tensor, Tensor],  # anchors, positives, negatives: indices into the batch
     f: Tensor,  # embeddings, (B, D)
 ) -> None:  # raises ValueError
-    "Refuse anything but three equally long integer vectors on f's device, in range (the range is looked at on the CPU only)"
+    "Refuse anything but three equally long index vectors on f's device, in range (looked at on the CPU only)"
     if len(triplets) != 3:
         raise ValueError(f"triplets are (anchors, positives, negatives); got {len(triplets)} parts")
     for name, index in zip(("anchors", "positives", "negatives"), triplets, strict=True):
