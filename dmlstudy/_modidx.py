@@ -36,4 +36,8 @@ d = { 'settings': { 'branch': 'main',
                                     'dmlstudy.distances.pair_masks': ('distances.html#pair_masks', 'dmlstudy/distances.py'),
                                     'dmlstudy.distances.safe_sqrt': ('distances.html#safe_sqrt', 'dmlstudy/distances.py'),
                                     'dmlstudy.distances.squared_distances': ('distances.html#squared_distances', 'dmlstudy/distances.py'),
-                                    'dmlstudy.distances.unit': ('distances.html#unit', 'dmlstudy/distances.py')}}}
+                                    'dmlstudy.distances.unit': ('distances.html#unit', 'dmlstudy/distances.py')},
+            'dmlstudy.models.backbones': { 'dmlstudy.models.backbones._stay_eval': ( 'models.backbones.html#_stay_eval',
+                                                                                     'dmlstudy/models/backbones.py'),
+                                           'dmlstudy.models.backbones.freeze_batchnorm': ( 'models.backbones.html#freeze_batchnorm',
+                                                                                           'dmlstudy/models/backbones.py')}}}
