@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-# %% ../nbs/00_core.ipynb #6ca447da
+# %% ../nbs/00_core.ipynb #0a542ac4
 @dataclass(frozen=True)
 class Run:
     "Everything that decides the outcome of one training run, flat, with the protocol's defaults"
@@ -39,7 +39,7 @@ class Run:
     embed_dim: int = 64  # dimension of the embedding
     weights: str = "glyphs"  # pre-trained weights: a name, a file, or "none"
     train_stem: bool = False  # train the whole network; False: the stem is frozen and its output cached
-    head_bn: bool = False  # batch normalisation before the last linear layer, as in SEC
+    head: str = "linear"  # last layer: linear, bn (batch normalisation before it, as in SEC), bn_after or weight_norm
     freeze_bn: bool = True  # batch normalisation of the backbone keeps its statistics, its affine part is trained
     # batches
     sampler: str = "spc"  # name in SAMPLERS
@@ -51,6 +51,7 @@ class Run:
     head_lr_factor: float = 1.0  # learning rate of the head over that of the backbone
     loss_lr: float = 0.0  # learning rate of the loss's own parameters (betas, proxies); 0: the loss's own
     weight_decay: float = 4e-4  # coupled decay of the network's weights, none on the loss's parameters
+    decay_bn: bool = True  # the decay acts on the affine part of batch normalisation too
     steps: int = 2000  # optimiser steps
     lr_decay: float = 1.0  # factor on all learning rates at each milestone
     milestones: str = ""  # fractions of the steps at which the learning rates decay, such as "0.5,0.75"

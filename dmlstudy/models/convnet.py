@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core import asset, generator
 from ..data.glyphs import JITTER, SIDE, bitmap, class_lists, faces_of, random_stream, render
 
-# %% ../../nbs/31_models.convnet.ipynb #b80bffb7
+# %% ../../nbs/31_models.convnet.ipynb #e54cccac
 class ConvNet(nn.Module):
     "24 x 24 grey images to 256 features, in a stem that may be frozen and a tail that is trained"
 
@@ -24,11 +24,8 @@ class ConvNet(nn.Module):
         super().__init__()
         sizes, strides, layers = (1, 24, 32, 32), (2, 1, 2), []
         for i, stride in enumerate(strides):
-            layers += [
-                nn.Conv2d(sizes[i], sizes[i + 1], 3, stride, 1, bias=False),
-                nn.BatchNorm2d(sizes[i + 1]),
-                nn.ReLU(),
-            ]
+            conv = nn.Conv2d(sizes[i], sizes[i + 1], 3, stride, 1, bias=False)
+            layers += [conv, nn.BatchNorm2d(sizes[i + 1]), nn.ReLU()]
         self.stem = nn.Sequential(*layers, nn.Flatten())
         self.tail = nn.Sequential(nn.Linear(32 * 6 * 6, self.dim, bias=False), nn.BatchNorm1d(self.dim), nn.ReLU())
 
@@ -74,7 +71,7 @@ def make_convnet(
         net.load_state_dict(load_file(asset("convnet_glyphs.safetensors")))
     return net
 
-# %% ../../nbs/31_models.convnet.ipynb #d4b44230
+# %% ../../nbs/31_models.convnet.ipynb #26938191
 def pretraining_batches(
     steps: int,  # number of batches
     size: int = 128,  # images in a batch
@@ -85,7 +82,7 @@ def pretraining_batches(
     for _ in range(steps):
         labels = rng.integers(len(points), size=size)
         maps = np.stack([bitmap(points[c], faces[c][rng.integers(len(faces[c]))]) for c in labels])
-        yield torch.from_numpy(render(maps, JITTER["strong"], rng)), torch.from_numpy(labels)
+        yield torch.from_numpy(render(maps, JITTER["medium"], rng)), torch.from_numpy(labels)
 
 # %% ../../nbs/31_models.convnet.ipynb #e8832c5c
 def pretrain(
