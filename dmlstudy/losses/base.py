@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..core import lookup
 from ..distances import as_float, check_batch, check_triplets, safe_sqrt, squared_distances, unit
 
-# %% ../../nbs/49_losses.base.ipynb #c65fe153
+# %% ../../nbs/49_losses.base.ipynb #2226321e
 VARIANTS = ("corrected", "published")
 
 
@@ -47,8 +47,10 @@ class Loss(nn.Module):
             if self.uses != "triplets":
                 raise ValueError(f"{type(self).__name__} looks at the whole batch; call it without triplets")
             check_triplets(triplets, f)
+        if not len(f):
+            return zero(as_float(f))
         with torch.autocast(f.device.type, enabled=False):
-            return self.value(unit(f) if self.normalizes else as_float(f), labels, triplets)
+            return self.value(unit(f) if self.normalizes else as_float(f), labels.long(), triplets)
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
         "The loss itself; a subclass's own"
