@@ -90,7 +90,7 @@ class AllTriplets:
         n = n + (n >= self.start[a]) * self.size[a]
         return a, self.order[p], self.order[n]
 
-# %% ../nbs/40_miners.ipynb #6edf48be
+# %% ../nbs/40_miners.ipynb #0e21371c
 class AllMiner(Miner):
     "Every valid triplet of the batch; refuses more than `limit`"
 
@@ -107,8 +107,8 @@ class AllMiner(Miner):
         every = AllTriplets(labels)
         if len(every) > self.limit:
             raise ValueError(
-                f"this batch of {len(f)} has {len(every):,} triplets, more than limit={self.limit:,}. Use miner 'random' "
-                "for a sample of them, or the all-triplet hinge loss, which sums over all without listing them"
+                f"this batch of {len(f)} has {len(every):,} triplets, more than limit={self.limit:,}. Use miner "
+                "'random' for a sample of them, or the all-triplet hinge loss, which sums over all without listing them"
             )
         return every[torch.arange(len(every), device=f.device)]
 
