@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-# %% ../nbs/00_core.ipynb #0a542ac4
+# %% ../nbs/00_core.ipynb #86172cdd
 @dataclass(frozen=True)
 class Run:
     "Everything that decides the outcome of one training run, flat, with the protocol's defaults"
@@ -45,6 +45,7 @@ class Run:
     sampler: str = "spc"  # name in SAMPLERS
     samples_per_class: int = 2  # images drawn of each class of a batch
     batch_size: int = 112  # images in a batch
+    replacement: bool = True  # classes and images of a batch may repeat, as in the published runs
     # optimisation
     optimizer: str = "adam"  # adam, adamw or sgd (momentum 0.9)
     lr: float = 6e-4  # learning rate of the backbone
