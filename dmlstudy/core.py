@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PACKAGES', 'Run', 'make_run', 'lookup', 'root', 'cache_dir', 'asset', 'generator', 'versions']
 
-# %% ../nbs/00_core.ipynb #d429dcdb
+# %% ../nbs/00_core.ipynb #f7c9a3fb
 import dataclasses
 import difflib
 import hashlib
@@ -16,8 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # torch is imported where it is used, so that what only reads records starts at once
+    import torch
 
 # %% ../nbs/00_core.ipynb #86172cdd
 @dataclass(frozen=True)
@@ -126,13 +128,15 @@ def asset(
     "A class list, a table of published numbers or weights that the package brings"
     return Path(str(resources.files("dmlstudy"))) / "assets" / name
 
-# %% ../nbs/00_core.ipynb #184b9130
+# %% ../nbs/00_core.ipynb #1833e6b4
 def generator(
     seed: int,  # the run's seed
     *purpose: str | int,  # what it is for, such as "batches", 3
-    device: torch.device | str = "cpu",  # where it draws
-) -> torch.Generator:  # independent of every other (seed, purpose)
+    device: "torch.device | str" = "cpu",  # where it draws
+) -> "torch.Generator":  # independent of every other (seed, purpose)
     "A random generator of its own for one purpose"
+    import torch
+
     digest = hashlib.sha256(json.dumps([int(seed), *purpose]).encode()).digest()
     return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
