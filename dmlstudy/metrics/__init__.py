@@ -45,7 +45,7 @@ def parse(
         raise ValueError(f"the number of {name!r} must be " + ("positive" if kind != "rho" else "a mode other than 0"))
     return (f"{kind}@m" if kind == "rho" else f"{kind}@k"), number
 
-# %% ../../nbs/79_metrics.ipynb #a1a4633a
+# %% ../../nbs/79_metrics.ipynb #e553cabe
 def evaluate(
     f: Tensor | np.ndarray,  # raw embeddings, (N, D); of the queries where there is a gallery
     labels: Tensor | np.ndarray,  # (N,), integers
@@ -108,7 +108,7 @@ def per_query_values(query, gallery, y, y_gallery, own, wanted, singletons, **op
         )
     k = max(depth(kind, k, int(relevant.max()), own) for kind, k in wanted.values())
     values = {name: torch.zeros(len(y), dtype=torch.float64, device=y.device) for name in wanted}
-    for rows, index in nearest(gallery, max(k, 1), None if own else query, **options):
+    for rows, index in nearest(gallery, max(k, 1), None if own else query, (y, y_gallery), **options):
         r = Retrieval(y_gallery[index] == y[rows][:, None], relevant[rows], own)
         for name, (kind, k) in wanted.items():
             values[name][rows] = RETRIEVAL[kind](r, k) if kind in ("recall@k", "map@k") else RETRIEVAL[kind](r)

@@ -6,7 +6,7 @@
 __all__ = ['CLUSTERING', 'closest', 'Clustering', 'kmeans', 'update', 'Contingency', 'contingency', 'entropy',
            'mutual_information', 'nmi', 'expected_mutual_information', 'ami', 'math_sign', 'f1', 'agreement']
 
-# %% ../../nbs/71_metrics.clustering.ipynb #0cc5df4c
+# %% ../../nbs/71_metrics.clustering.ipynb #68d8d475
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,34 +15,31 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..core import generator, lookup
-from .retrieval import BLOCK, faiss_index, full_float32, score_points, tile_shape
+from .retrieval import faiss_index, full_float32, score_points
 
-# %% ../../nbs/71_metrics.clustering.ipynb #23131ebf
+# %% ../../nbs/71_metrics.clustering.ipynb #5b62cc50
 def closest(
     x: Tensor,  # points with a last coordinate of 1, (N, D + 1)
     gallery: Tensor,  # centroids from `score_points`, (M, D + 1)
     tile: Tensor,  # memory for scores, flat
 ) -> tuple[Tensor, Tensor]:  # largest score (N,), its centroid (N,)
-    "The nearest centroid of each point; of equal scores, the smaller index"
+    "The nearest centroid of each point; of equal scores, the smaller index (numpy's argmax is the faster one on the CPU)"
     best = torch.empty(len(x), device=x.device)
     index = torch.empty(len(x), dtype=torch.int64, device=x.device)
-    width = min(len(gallery), max(2048, tile.numel() // 2**14) // BLOCK * BLOCK)
-    rows = max(1, tile.numel() // width)
+    width = min(len(gallery), 8192)
+    rows = tile.numel() // width
     for q, top, where in zip(x.split(rows), best.split(rows), index.split(rows), strict=True):
         for start in range(0, len(gallery), width):
             part = gallery[start : start + width]
-            scores = torch.mm(q, part.T, out=tile[: len(q) * len(part)].view(len(q), -1)).view(len(q), -1, BLOCK)
-            value, block = scores.amax(2).max(1)
-            offset = scores[torch.arange(len(q), device=x.device), block].argmax(1)
-            column = block * BLOCK + offset + start
-            if start == 0:
-                top.copy_(value), where.copy_(column)
-            else:
-                better = value > top
-                top.copy_(torch.where(better, value, top)), where.copy_(torch.where(better, column, where))
+            scores = torch.mm(q, part.T, out=tile[: len(q) * len(part)].view(len(q), -1))
+            column = torch.from_numpy(scores.numpy().argmax(1)) if x.device.type == "cpu" else scores.argmax(1)
+            value = scores.gather(1, column[:, None])[:, 0]
+            better = value > top if start else torch.ones_like(value, dtype=torch.bool)
+            top.copy_(torch.where(better, value, top))
+            where.copy_(torch.where(better, column + start, where))
     return best, index
 
-# %% ../../nbs/71_metrics.clustering.ipynb #05b08554
+# %% ../../nbs/71_metrics.clustering.ipynb #6bf2be9b
 @dataclass(frozen=True)
 class Clustering:
     "What k-means found"
@@ -72,8 +69,7 @@ def kmeans(
     x[:, :d] = points - centre.float()
     start = torch.randperm(n, generator=generator(seed, "kmeans"))[:k].to(x.device)
     centroids, clusters = x[start, :d], None
-    rows, width = tile_shape(n, k, 1, x.device, budget)
-    tile = torch.empty(rows * width, device=x.device)
+    tile = torch.empty(min(n, 1024 if x.device.type == "cpu" else 8192) * min(k, 8192), device=x.device)
     zero = torch.zeros(d, dtype=torch.float64, device=x.device)
     bar = tqdm(total=rounds + 1, desc="k-means", unit="round", delay=4, leave=False, disable=not progress)
     for done in range(rounds + 1):
