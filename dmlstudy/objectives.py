@@ -95,7 +95,7 @@ ROTH_METHODS = {
     "R-Triplet (D)": _switched("R-Triplet (D)", "triplet"),
 }
 
-# %% ../nbs/65_objectives.ipynb #90a66e7c
+# %% ../nbs/65_objectives.ipynb #2bfe6b03
 _SEC_LOSSES = {
     "T": (dict(loss="triplet", loss_args={"margin": 1.0}, samples_per_class=3), 1.0, 1e-4, "all triplets, margin 1"),
     "SHT": (
@@ -106,7 +106,7 @@ _SEC_LOSSES = {
     ),
     "NNP": (dict(loss="normalized_npair", samples_per_class=2), 0.5, 0.005, "N-pair on the sphere"),
     "MS": (
-        dict(loss="multisimilarity", loss_args={"normalizer": "batch"}, samples_per_class=5),
+        dict(loss="multisimilarity", loss_args={"mean_over": "batch", "max_positive": 1 - 1e-5}, samples_per_class=5),
         0.5,
         0.005,
         "multi-similarity, mean over the batch",

@@ -165,7 +165,7 @@ def milestone_steps(
     "The steps before which the learning rates decay"
     return [round(float(part) * run.steps) for part in run.milestones.split(",") if part]
 
-# %% ../nbs/80_train.ipynb #9cec5905
+# %% ../nbs/80_train.ipynb #a50499ad
 RECALLS = {"sop": (1, 2, 4, 8, 10, 100), "inshop": (1, 10, 20, 30, 40, 50)}  # role -> k; elsewhere 1, 2, 4, 8
 NORMS = ("norm_mean", "norm_var", "norm_cv")
 
@@ -180,7 +180,7 @@ def metrics_of(
         "test": (*retrieval, "nmi", "f1", "intra", "inter", "ratio", "rho", *NORMS),
         "query": (*retrieval, *NORMS),
         "validation": ("recall@1", "recall@2", "recall@4", "recall@8", "map_c", "map@r", "nmi", "f1", *NORMS),
-        "train": ("recall@1", "map@r", "intra", "inter", "ratio", "rho", *NORMS),
+        "train": ("recall@1", "intra", "inter", "ratio", "rho", *NORMS),
     }
 
 # %% ../nbs/80_train.ipynb #3ed0c080
