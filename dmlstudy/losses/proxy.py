@@ -18,7 +18,7 @@ from ..core import generator
 from ..distances import as_float, safe_sqrt, unit
 from .base import Loss, check_classes
 
-# %% ../../nbs/51_losses.proxy.ipynb #77c61a1c
+# %% ../../nbs/51_losses.proxy.ipynb #c6d25d32
 class ProxyCosine(torch.autograd.Function):
     "Cosine of every embedding with every proxy; the proxies are never copied"
 
@@ -31,6 +31,7 @@ class ProxyCosine(torch.autograd.Function):
         return cosine
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         z, proxies, inverse, cosine = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
@@ -80,15 +81,15 @@ class ProxyLoss(Loss):
         z, proxies, y = self.prepared(f, labels)
         return ProxyCosine.apply(z, proxies), y
 
-# %% ../../nbs/51_losses.proxy.ipynb #f94c589b
+# %% ../../nbs/51_losses.proxy.ipynb #3e78a845
 def cross_entropy(
     logits: Tensor,  # (B, C)
     y: Tensor,  # labels, (B, 1)
     target: Tensor | None = None,  # logit of the true class, margin included, (B, 1); None: as it is
-) -> Tensor:  # scalar, 0 for an empty batch
+) -> Tensor:  # scalar
     "Mean cross-entropy, the true class's logit replaced"
     logits = logits if target is None else logits.scatter(1, y, target)
-    return F.cross_entropy(logits, y[:, 0], reduction="sum") / max(1, len(y))
+    return F.cross_entropy(logits, y[:, 0])
 
 # %% ../../nbs/51_losses.proxy.ipynb #34adbe0a
 class NormalizedSoftmaxLoss(ProxyLoss):
@@ -199,7 +200,7 @@ class SphereFaceLoss(ProxyLoss):
         scale = f.norm(dim=1, keepdim=True) if self.scale is None else self.scale
         return cross_entropy(scale * c, y, scale * self.target(c.gather(1, y)))
 
-# %% ../../nbs/51_losses.proxy.ipynb #2897caaa
+# %% ../../nbs/51_losses.proxy.ipynb #90b2ad4b
 class ProxyNCALoss(ProxyLoss):
     "Neighbourhood components analysis with one proxy a class, the true class left out of the denominator"
 
@@ -226,7 +227,7 @@ class ProxyNCALoss(ProxyLoss):
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         c, y = self.cosines(f, labels)
         logits = 2 * self.scale**2 * c
-        return (logits.scatter(1, y, -torch.inf).logsumexp(1) - logits.gather(1, y)[:, 0]).sum() / max(1, len(y))
+        return (logits.scatter(1, y, -torch.inf).logsumexp(1) - logits.gather(1, y)[:, 0]).mean()
 
 # %% ../../nbs/51_losses.proxy.ipynb #a4693665
 class SoftMaximum(torch.autograd.Function):
