@@ -90,7 +90,7 @@ class AllTriplets:
         n = n + (n >= self.start[a]) * self.size[a]
         return a, self.order[p], self.order[n]
 
-# %% ../nbs/40_miners.ipynb #0e21371c
+# %% ../nbs/40_miners.ipynb #e552219d
 class AllMiner(Miner):
     "Every valid triplet of the batch; refuses more than `limit`"
 
@@ -108,7 +108,7 @@ class AllMiner(Miner):
         if len(every) > self.limit:
             raise ValueError(
                 f"this batch of {len(f)} has {len(every):,} triplets, more than limit={self.limit:,}. Use miner "
-                "'random' for a sample of them, or the all-triplet hinge loss, which sums over all without listing them"
+                "'random' for a sample, or call the loss without triplets: it sums over all and lists none"
             )
         return every[torch.arange(len(every), device=f.device)]
 
@@ -152,16 +152,16 @@ class RandomMiner(Miner):
             ranks = torch.randint(max(total, 1), (size if total else 0,), generator=generator, device=generator.device)
         return every[ranks.to(f.device)]
 
-# %% ../nbs/40_miners.ipynb #bd398e72
+# %% ../nbs/40_miners.ipynb #f72f41be
 def draw_columns(
-    weights: Tensor,  # (..., B, B), bool or int64, at least 0, with row sums below 2⁵²
-    u: Tensor,  # (..., B), float64 in [0, 1)
-) -> tuple[Tensor, Tensor]:  # columns (..., B), int64; whether the row had any weight (..., B), bool
+    weights: Tensor,  # (B, B), bool or int64, at least 0, with row sums below 2⁵²
+    u: Tensor,  # (B,), float64 in [0, 1)
+) -> tuple[Tensor, Tensor]:  # columns (B,), int64; whether the row had any weight (B,), bool
     "Draw a column for each row with probability in proportion to its weight"
-    up_to = weights.cumsum(-1)
-    total = up_to[..., -1]
-    column = torch.searchsorted(up_to, (u * total).long()[..., None], right=True)[..., 0]
-    return column.clamp(max=weights.shape[-1] - 1), total > 0
+    up_to = weights.cumsum(1)
+    total = up_to[:, -1]
+    column = torch.searchsorted(up_to, (u * total).long()[:, None], right=True)[:, 0]
+    return column.clamp(max=weights.shape[1] - 1), total > 0
 
 
 def preferred(
@@ -259,7 +259,7 @@ def log_z(
     "The constant of the density"
     return (dim - 2) * math.log(2) + 2 * math.lgamma((dim - 1) / 2) - math.lgamma(dim - 1)
 
-# %% ../nbs/40_miners.ipynb #9032ad06
+# %% ../nbs/40_miners.ipynb #f4d40208
 class DistanceMiner(Miner):
     "Each sample with a random positive and a negative drawn with weight 1/q(d)"
 
@@ -276,6 +276,9 @@ class DistanceMiner(Miner):
         super().__init__(seed)
         if not 0 < lower_cutoff < 2:
             raise ValueError(f"lower_cutoff must be a distance on the unit sphere, in (0, 2); got {lower_cutoff}")
+        for name, value in (("upper_cutoff", upper_cutoff), ("weight_cap", weight_cap)):
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be above 0, or None for no limit; got {value}")
         self.lower_cutoff, self.upper_cutoff, self.weight_cap = lower_cutoff, upper_cutoff, weight_cap
         self.singletons = lookup("rule for singletons", singletons, ("self", "drop"))
         self.normalize = normalize
@@ -298,8 +301,8 @@ class DistanceMiner(Miner):
     def draw(self, f: Tensor, labels: Tensor, u: Tensor):  # p, n, has_p, has_n, each (B,)
         "Positive and negative of every sample, itself where it has none; a GPU need not be waited for"
         positives, negatives = pair_masks(labels)
-        weights = torch.stack([positives, (self.weights(f, negatives) * 2.0**40).long()])
-        (p, n), (has_p, has_n) = draw_columns(weights, u[:2])
+        p, has_p = draw_columns(positives, u[0])
+        n, has_n = draw_columns(self.weights(f, negatives).mul_(2.0**40).long(), u[1])
         a = torch.arange(len(f), device=f.device)
         return torch.where(has_p & has_n, p, a), torch.where(has_n, n, a), has_p, has_n
 

@@ -61,7 +61,7 @@ class Regularizer(nn.Module):
         own = list(self.parameters())
         return [{"params": own, "lr": base_lr, "weight_decay": 0.0}] if own else []
 
-# %% ../nbs/60_regularizers.ipynb #30b678a4
+# %% ../nbs/60_regularizers.ipynb #d41cc29c
 class SEC(Regularizer):
     "Mean squared deviation of the norms from their mean, or from the running mean"
 
@@ -78,7 +78,7 @@ class SEC(Regularizer):
 
     def term(self, norms: Tensor) -> Tensor:
         "Mean of (n - mu)², mu detached"
-        now, before = mean(norms.detach()), self.mu.to(norms)
+        now, before = mean(norms.detach()), self.mu.to(norms, non_blocking=True)
         mu = torch.where(before.isnan(), now, before + self.momentum * (now - before)) if self.momentum < 1 else now
         if self.training and len(norms):
             self.mu = mu
@@ -100,7 +100,7 @@ class L2Norm(Regularizer):
         "Mean of n²"
         return mean(norms.square())
 
-# %% ../nbs/60_regularizers.ipynb #9632d5e2
+# %% ../nbs/60_regularizers.ipynb #78fd4199
 class Ring(Regularizer):
     "Mean squared deviation of the norms from a learned radius"
 
@@ -114,7 +114,7 @@ class Ring(Regularizer):
     def term(self, norms: Tensor) -> Tensor:
         "Mean of (n - R)²"
         with torch.no_grad():
-            start = self.radius.to(norms)
+            start = self.radius.to(norms, non_blocking=True)
             self.radius.data = torch.where(start.isnan() & (len(norms) > 0), mean(norms), start)
         return mean((norms - self.radius).square())
 
