@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 
 from ..core import generator, lookup
 
-# %% ../../nbs/20_samplers.label.ipynb #ccfbfa87
+# %% ../../nbs/20_samplers.label.ipynb #59c1cf8b
 class ImagesByClass:
     "The images of each class, laid out so that a draw for many classes is one gather"
 
@@ -51,10 +51,12 @@ class ImagesByClass:
         counts = self.counts[classes][:, None]
         width = max(int(counts.max()), n)
         keys = torch.rand(len(classes), width, generator=g).masked_fill_(torch.arange(width) >= counts, -1.0)
-        different = self.images[(self.starts[classes][:, None] + keys.topk(n).indices).clamp_(max=len(self.images) - 1)]
-        return torch.where(counts >= n, different, self.draw(classes, n, g))
+        at = self.starts[classes][:, None] + keys.topk(n).indices
+        if int(counts.min()) >= n:
+            return self.images[at]
+        return torch.where(counts >= n, self.images[at.clamp_(max=len(self.images) - 1)], self.draw(classes, n, g))
 
-# %% ../../nbs/20_samplers.label.ipynb #eed09ff5
+# %% ../../nbs/20_samplers.label.ipynb #431dbefb
 class LabelSampler(Sampler[list[int]]):
     "Frame of all samplers: length, epochs and resuming; a subclass says how one batch is drawn"
 
@@ -82,13 +84,13 @@ class LabelSampler(Sampler[list[int]]):
         self.length = n_images // batch_size if batches is None else batches
         self.epoch = self.given = self.start = 0
 
-    def draw(self, g: torch.Generator) -> Tensor:  # (b,), indices of images
-        "One batch"
-        raise NotImplementedError(f"{type(self).__name__} does not say how a batch is drawn")
+    def generator(self, epoch: int, i: int) -> torch.Generator:
+        "The randomness of batch i of an epoch"
+        return generator(self.seed, "sampler", epoch, i)
 
     def batch(self, epoch: int, i: int) -> Tensor:  # (b,), int64 indices of images
         "Batch i of an epoch"
-        return self.draw(generator(self.seed, "sampler", epoch, i))
+        raise NotImplementedError(f"{type(self).__name__} does not say how a batch is drawn")
 
     def __len__(self) -> int:
         return self.length
@@ -136,7 +138,7 @@ def usable_classes(
         warnings.warn(f"{report}: {'their images repeat' if short == 'repeat' else 'dropped'}", stacklevel=3)
     return enough.nonzero()[:, 0] if short == "drop" else torch.arange(len(enough))
 
-# %% ../../nbs/20_samplers.label.ipynb #56b0e1e7
+# %% ../../nbs/20_samplers.label.ipynb #40e2c660
 class SPCSampler(LabelSampler):
     "SPC-n: b/n classes, n images of each"
 
@@ -159,14 +161,15 @@ class SPCSampler(LabelSampler):
                 f"{len(self.classes)}: use replacement=True, more images a class, or a smaller batch"
             )
 
-    def draw(self, g: torch.Generator) -> Tensor:  # (b,), class by class
-        "One batch"
+    def batch(self, epoch: int, i: int) -> Tensor:  # (b,), class by class
+        "Batch i of an epoch"
+        g = self.generator(epoch, i)
         k, n, c = self.batch_size // self.samples_per_class, self.samples_per_class, len(self.classes)
         if self.replacement:
             return self.by_class.draw(self.classes[torch.randint(c, (k,), generator=g)], n, g).flatten()
         return self.by_class.draw_different(self.classes[torch.randperm(c, generator=g)[:k]], n, g).flatten()
 
-# %% ../../nbs/20_samplers.label.ipynb #341dfb33
+# %% ../../nbs/20_samplers.label.ipynb #38b7c479
 class SPCRSampler(LabelSampler):
     "SPC-R: b − 1 images of random classes, and one more of the class of one of them"
 
@@ -182,8 +185,9 @@ class SPCRSampler(LabelSampler):
         if batch_size < 2:
             raise ValueError(f"SPC-R needs batches of at least 2 images; got {batch_size}")
 
-    def draw(self, g: torch.Generator) -> Tensor:  # (b,)
-        "One batch"
+    def batch(self, epoch: int, i: int) -> Tensor:  # (b,)
+        "Batch i of an epoch"
+        g = self.generator(epoch, i)
         classes = torch.randint(len(self.by_class.names), (self.batch_size - 1,), generator=g)
         partner = torch.randint(len(classes), (1,), generator=g)
         return self.by_class.draw(torch.cat([classes, classes[partner]]), 1, g).flatten()
