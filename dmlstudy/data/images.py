@@ -683,7 +683,7 @@ class Decoded:
             raise ValueError(f"the pixels of {name} in {self.path} are damaged: {self.again}")
         return image.reshape(height, width, 3)
 
-# %% ../../nbs/11_data.images.ipynb #b397b52d
+# %% ../../nbs/11_data.images.ipynb #cfd8bec5
 def _members(archive: Path) -> Iterator[tuple[str, str, Callable]]:  # name, kind ("file", "folder" or other), opens it
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive) as tar:
@@ -699,7 +699,7 @@ def _members(archive: Path) -> Iterator[tuple[str, str, Callable]]:  # name, kin
     else:
         raise ValueError(f"{archive} is neither a tar nor a zip archive")
 
-
+# %% ../../nbs/11_data.images.ipynb #5ab9800a
 def unpack(
     archive: str | Path,  # tar (any compression) or zip
     folder: str | Path,  # made if need be; what the archive holds must not be there yet
