@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROTH_GLYPHS', 'SEC_GLYPHS', 'OWN_DISPLACEMENT', 'PROFILES', 'SEARCH_LR', 'SEARCH_SWITCH', 'SEARCH_SEC_LR',
            'SEARCH_ETA', 'SEARCH_FOLDS', 'SEARCH_SEED', 'EXPERIMENTS', 'Profile', 'tuned', 'run_of', 'objectives_runs',
-           'trials', 'search_runs', 'scores', 'choose', 'runs_of', 'Job', 'hash_of', 'jobs_of', 'shown']
+           'trials', 'search_runs', 'scores', 'choose', 'runs_of', 'Job', 'hash_of', 'jobs_of']
 
 # %% ../nbs/91_study.ipynb #6c38aa73
 import json
@@ -346,10 +346,3 @@ def jobs_of(
         for s in seeds or p.seeds
         for d in datasets or p.datasets
     ]
-
-# %% ../nbs/91_study.ipynb #5d7d6c97
-def shown(
-    profile: str,
-) -> Path:  # folder of results.csv, tables and figures
-    "The study's own profile is shown in `outputs/`, others in a folder of their name"
-    return outputs() if profile == "glyphs" else outputs() / profile
