@@ -1,0 +1,55 @@
+"""Runs, keys, generators and the error for an unknown name."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dmlstudy.core import Run, generator, lookup, make_run, root
+
+
+def test_key_covers_every_field():
+    keys = {Run().key()}
+    for field in dataclasses.fields(Run):
+        more = {bool: lambda v: not v, str: lambda v: v + "x"}.get(type(field.default), lambda v: v + 1)
+        other = more(field.default)
+        keys.add(dataclasses.replace(Run(), **{field.name: other}).key())
+    assert len(keys) == len(dataclasses.fields(Run)) + 1
+
+
+def test_key_is_the_same_in_another_process():
+    code = "from dmlstudy.core import make_run; print(make_run(seed=5, method='Softmax', lr=1e-3).key())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert found == make_run(lr=1e-3, method="Softmax", seed=5).key()
+
+
+@pytest.mark.parametrize("fields", [{"lr": "0.1"}, {"seed": 1.0}, {"train_stem": 1}, {"method": None}, {"steps": True}])
+def test_wrong_types_are_refused(fields):
+    with pytest.raises(TypeError, match=next(iter(fields))):
+        make_run(fields)
+
+
+def test_unknown_field_names_the_near_one():
+    with pytest.raises(ValueError, match="Did you mean 'dataset'"):
+        make_run(datset="cub200")
+
+
+def test_generators_are_apart():
+    draws = {tuple(torch.rand(4, generator=generator(s, p)).tolist()) for s in range(20) for p in ("a", "b", "c")}
+    assert len(draws) == 60
+
+
+def test_lookup_lists_what_there_is():
+    assert lookup("letter", "a", {"a": 1}) == 1
+    with pytest.raises(ValueError, match="There is no letter 'z'.*'a', 'b'"):
+        lookup("letter", "z", ["a", "b"])
+
+
+def test_root_is_what_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    assert root() == tmp_path
+    monkeypatch.delenv("DMLSTUDY_ROOT")
+    monkeypatch.chdir(tmp_path)
+    assert root() == tmp_path

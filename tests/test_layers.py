@@ -1,0 +1,99 @@
+"""Imports go downhill, nothing draws from a global generator, and what reads records does not load torch."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = sorted((ROOT / "dmlstudy").rglob("*.py"))
+
+
+def numbers() -> dict[str, int]:
+    """Module -> number of its notebook."""
+    out = {}
+    for path in (ROOT / "nbs").glob("[0-9][0-9]_*.ipynb"):
+        text = "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"])
+        if found := re.search(r"^#\|\s*default_exp (\S+)", text, re.M):
+            out[found[1].removesuffix(".__init__")] = int(path.name[:2])
+    return out
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "dmlstudy").with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path: Path) -> list[str]:
+    """The project's modules that a module imports, by their names without the package."""
+    package = [*path.relative_to(ROOT / "dmlstudy").parts[:-1]]
+    out = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            out.append(".".join([*base, *(node.module or "").split(".")]).strip("."))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dmlstudy"):
+            out.append(node.module.removeprefix("dmlstudy").strip("."))
+    return out
+
+
+NUMBERS = numbers()
+MODULES = [p for p in LIBRARY if module_of(p) in NUMBERS]
+
+
+def test_every_module_has_a_notebook():
+    orphans = {module_of(p) for p in LIBRARY} - NUMBERS.keys() - {"", "_modidx", "__init__"}
+    empty = {m for m in orphans if not (ROOT / "dmlstudy" / Path(*m.split(".")) / "__init__.py").read_text().strip()}
+    assert orphans == empty
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_of)
+def test_imports_go_downhill(path):
+    own = NUMBERS[module_of(path)]
+    uphill = {m: NUMBERS[m] for m in imported(path) if m in NUMBERS and NUMBERS[m] >= own}
+    assert not uphill, f"{module_of(path)} ({own}) imports {uphill}"
+
+
+def test_no_star_imports():
+    for path in LIBRARY:
+        assert not re.search(r"^from .* import \*", path.read_text(), re.M), path
+
+
+DRAWS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal", "rand_like", "randn_like"}
+FILLS = {"uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_of)
+def test_nothing_draws_from_a_global_generator(path):
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            assert "random" not in [alias.name for alias in node.names], f"line {node.lineno}"
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        text, name = ast.unparse(node), node.func.attr
+        owner = ast.unparse(node.func.value)
+        keywords = {k.arg for k in node.keywords}
+        if owner == "torch" and name in DRAWS or name in FILLS:
+            handed = "generator" in keywords or (
+                None in keywords and '"generator"' in source or "dict(generator" in source
+            )
+            assert handed, f"{path.name}:{node.lineno} draws without a generator: {text}"
+        if owner in ("np.random", "numpy.random"):
+            assert name in ("Generator", "PCG64", "default_rng"), f"{path.name}:{node.lineno}: {text}"
+            assert name != "default_rng" or node.args, f"{path.name}:{node.lineno} is not seeded: {text}"
+        assert not (owner == "torch" and name in ("manual_seed", "seed")), f"{path.name}:{node.lineno}: {text}"
+
+
+def test_reading_records_does_not_load_torch():
+    code = "import sys, dmlstudy.tables, dmlstudy.figures, dmlstudy.study; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_every_module_imports_alone():
+    names = ["dmlstudy." + module_of(p) if module_of(p) else "dmlstudy" for p in MODULES]
+    code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
+    assert subprocess.run([sys.executable, "-c", code, *reversed(names)], cwd=ROOT).returncode == 0

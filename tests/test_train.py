@@ -1,0 +1,136 @@
+"""One run: the same bits again, in another process, after a kill; and errors that say what to do."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dmlstudy.core import make_run
+from dmlstudy.data import make_data
+from dmlstudy.objectives import METHODS
+from dmlstudy.samplers import SAMPLERS
+from dmlstudy.train import Feed, embed, fit, milestone_steps, sampler_of, splits_of, start, train_steps
+
+TINY = {"dataset": "glyphs_many", "steps": 6, "eval_every": 3, "images_per_class": 4}
+
+
+def content(record: dict) -> str:
+    return json.dumps({name: part for name, part in record.items() if name != "made"}, sort_keys=True)
+
+
+def test_same_run_in_another_process():
+    code = (
+        "import json; from dmlstudy.core import make_run; from dmlstudy.train import fit; "
+        f"r = fit(make_run({TINY!r}, method='Triplet (D)'), device='cpu'); r.pop('made'); "
+        "print(json.dumps(r, sort_keys=True))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    fit(make_run(TINY, method="Softmax", seed=3), device="cpu")
+    assert found == content(fit(make_run(TINY, method="Triplet (D)"), device="cpu"))
+
+
+@pytest.mark.parametrize("method", [m for m, row in METHODS.items() if row.loss])
+@pytest.mark.parametrize("variant", ["corrected", "published"])
+def test_every_method_trains(method, variant):
+    spc = METHODS[method].samples_per_class
+    run = make_run(TINY, steps=2, eval_every=2, method=method, variant=variant, samples_per_class=spc, batch_size=60)
+    record = fit(run, device="cpu")
+    assert record["run"]["method"] == method
+    assert record["curves"]["test"]["step"] == [0, 2]
+    assert all(abs(v) < 1e6 for v in record["terms"]["total"])
+    assert record["curves"]["train"]["rho"][0] != record["curves"]["train"]["rho"][1]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_trains(sampler):
+    run = make_run(TINY, steps=3, eval_every=3, method="Margin (D, beta=1.2)", sampler=sampler)
+    assert content(fit(run, device="cpu")) == content(fit(run, device="cpu"))
+
+
+def test_global_random_state_is_left_alone():
+    before = torch.get_rng_state()
+    fit(make_run(TINY), device="cpu")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    record = fit(make_run(TINY), device="cpu")
+    assert torch.get_num_threads() == 2 and record["made"]["threads"] == 1
+    torch.set_num_threads(before)
+
+
+def test_learning_rates_decay_at_milestones():
+    run = make_run(TINY, lr=1e-3, lr_decay=0.1, milestones="0.5", head_lr_factor=2.0)
+    assert milestone_steps(run) == [3]
+    feed = Feed(run, splits_of(run), torch.device("cpu"))
+    state, sampler = start(run, feed, torch.device("cpu")), None
+    sampler = sampler_of(run, feed.labels["train"])
+    train_steps(state, feed, sampler, 3)
+    assert [g["lr"] for g in state.optimizer.param_groups][:2] == [1e-3, 2e-3]
+    train_steps(state, feed, sampler, 4)
+    assert [g["lr"] for g in state.optimizer.param_groups][:2] == pytest.approx([1e-4, 2e-4])
+
+
+def test_frozen_parts_do_not_move():
+    run = make_run(TINY, method="Softmax", lr=1e-2)
+    feed = Feed(run, splits_of(run), torch.device("cpu"))
+    state = start(run, feed, torch.device("cpu"))
+    before = {k: v.clone() for k, v in state.model.state_dict().items()}
+    train_steps(state, feed, sampler_of(run, feed.labels["train"]), 3)
+    moved = {k for k, v in state.model.state_dict().items() if not torch.equal(before[k], v)}
+    assert moved == {
+        "backbone.tail.0.weight",
+        "backbone.tail.1.weight",
+        "backbone.tail.1.bias",
+        "head.0.weight",
+        "head.0.bias",
+    }
+
+
+def test_same_seed_same_start_for_all_methods():
+    first = [fit(make_run(TINY, steps=3, method=m), device="cpu") for m in ("Softmax", "Triplet (S)", "NPair")]
+    starts = [r["curves"]["test"]["recall@1"][0] for r in first[:2]]
+    assert starts[0] == starts[1]
+    other = fit(make_run(TINY, steps=3, method="Softmax", seed=1), device="cpu")
+    assert other["curves"]["test"]["recall@1"][0] != starts[0]
+
+
+def test_embed_equals_the_feed():
+    run = make_run(TINY)
+    feed = Feed(run, splits_of(run), torch.device("cpu"))
+    model = start(run, feed, torch.device("cpu")).model
+    with torch.no_grad():
+        direct = model.eval().embed_stem(feed.inputs["test"][:, 0])
+    assert torch.allclose(embed(model, make_data("glyphs_many").test), direct, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dataset": "glyph_fine"}, "Did you mean 'glyphs_fine'"),
+        ({"method": "Margin"}, "There is no method 'Margin'"),
+        ({"sampler": "spcr"}, "There is no sampler 'spcr'"),
+        ({"model": "resnet"}, "There is no model 'resnet'"),
+        ({"head": "batchnorm"}, "There is no head 'batchnorm'"),
+        ({"optimizer": "lion"}, "There is no optimizer 'lion'"),
+        ({"variant": "original"}, "There is no variant 'original'"),
+        ({"fold": 7}, "fold must lie in 0 to 4"),
+        ({"batch_size": 111}, "111"),
+        ({"method": "Softmax", "p_switch": 0.1}, "Softmax: it has no rho_distance"),
+    ],
+)
+def test_wrong_settings_are_named_before_training(fields, message):
+    with pytest.raises(ValueError, match=message):
+        fit(make_run({**TINY, **fields}), device="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_learns_as_the_cpu_does():
+    run = make_run(dataset="glyphs_fine", steps=200, eval_every=100)
+    cpu, gpu = (fit(run, device=d)["curves"]["test"]["recall@1"] for d in ("cpu", "cuda"))
+    assert abs(cpu[0] - gpu[0]) < 0.005 and abs(cpu[-1] - gpu[-1]) < 0.05

@@ -1,0 +1,60 @@
+"""Run every check in order, and say what to do when one fails: python tools/check.py [NAME ...]."""
+
+import hashlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+KEPT = ("nbs", "dmlstudy", "tests", "tools", "outputs", "README.md", "index_files")
+PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "locks", "smoke"}  # what a run may leave
+
+CHECKS = [  # name, commands, what it means when files change
+    ("style", [["ruff", "check", "."], ["ruff", "format", "--check", "--quiet", "."]], ""),
+    ("clean", [["nbdev_clean"]], "notebooks carry metadata: run nbdev_clean"),
+    ("export", [["python", "tools/export.py"]], "library and notebooks differ: run nbdev_export, edit only notebooks"),
+    ("readme", [["python", "tools/readme.py"]], "README.md is old: run python tools/readme.py"),
+    ("notebooks", [["nbdev_test", "--n_workers", "2"]], "a notebook wrote into the tree"),
+    ("tests", [["pytest"]], "a test wrote into the tree"),
+    (
+        "outputs",
+        [["dmlstudy", "tables", "--profile", "glyphs"]],
+        "outputs/ differ from what the records give",
+    ),
+]
+
+
+def snapshot() -> dict[str, str]:
+    """Path -> hash of every file that is kept."""
+    files = [f for name in KEPT for f in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))]
+    return {
+        str(f.relative_to(ROOT)): hashlib.sha256(f.read_bytes()).hexdigest()
+        for f in files
+        if f.is_file() and not PASSING & set(f.relative_to(ROOT).parts)
+    }
+
+
+def run(name: str, commands: list[list[str]], changed: str) -> str:
+    """What is wrong after one check; empty if nothing."""
+    before = snapshot()
+    for command in commands:
+        if subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT).returncode:
+            return f"{' '.join(command)} failed"
+    after = snapshot()
+    moved = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    return f"{changed}\n  " + "\n  ".join(moved[:20]) if moved else ""
+
+
+began = time.perf_counter()
+wanted = sys.argv[1:]
+for check in CHECKS:
+    if wanted and check[0] not in wanted:
+        continue
+    started = time.perf_counter()
+    print(f"== {check[0]}: {'; '.join(' '.join(c) for c in check[1])}", flush=True)
+    if problem := run(*check):
+        sys.exit(f"== {check[0]} FAILED: {problem}")
+    print(f"== {check[0]}: ok, {time.perf_counter() - started:.0f} s", flush=True)
+print(f"All checks passed in {(time.perf_counter() - began) / 60:.1f} minutes.")
