@@ -6,7 +6,7 @@
 __all__ = ['ProxyProducts', 'ProxyLoss', 'cross_entropy', 'NormalizedSoftmaxLoss', 'ArcFaceLoss', 'CosFaceLoss', 'SphereFaceLoss',
            'ProxyNCALoss', 'SoftMaximum', 'class_spread', 'SoftTripleLoss']
 
-# %% ../../nbs/51_losses.proxy.ipynb #353197c3
+# %% ../../nbs/51_losses.proxy.ipynb #89de7a7a
 import itertools
 import math
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..core import generator
-from ..distances import as_float, safe_sqrt, unit
+from ..distances import as_float, safe_sqrt
 from .base import Loss, check_classes
 
 # %% ../../nbs/51_losses.proxy.ipynb #a5894683
