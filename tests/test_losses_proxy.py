@@ -13,6 +13,7 @@ from edge_batches import CLASSES, DIM, FINITE, REFUSED
 from torch.autograd import gradcheck
 
 from dmlstudy.core import generator
+from dmlstudy.distances import unit
 from dmlstudy.losses import LOSSES, loss_hyperparameters, make_loss
 from dmlstudy.losses.proxy import (
     ArcFaceLoss,
@@ -211,7 +212,7 @@ def test_softtriple_with_equal_proxies_of_a_class_counts_them_once():
     with torch.no_grad():
         ours.proxies.copy_(single.proxies.expand(3, 4, 5) * torch.tensor([1.0, 2.0, 7.0])[:, None, None])
     torch.testing.assert_close(ours(f, labels), single(f, labels))
-    assert class_spread(ours.proxies).item() == pytest.approx(3 * 4 * math.sqrt(1e-5) / (4 * 3 * 2), rel=1e-6)
+    assert class_spread(unit(ours.proxies).transpose(0, 1) @ unit(ours.proxies).movedim(0, 2)).item() == pytest.approx(3 * 4 * math.sqrt(1e-5) / (4 * 3 * 2), rel=1e-6)
 
 
 # --- pytorch-metric-learning
@@ -336,6 +337,7 @@ def test_wrong_sizes_are_named(name):
 MEASURE = """
 import torch
 from dmlstudy.core import generator
+from dmlstudy.distances import unit
 from dmlstudy.losses import make_loss
 
 def pages(key):
