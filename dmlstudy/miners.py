@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MINERS', 'uniforms', 'Miner', 'AllTriplets', 'AllMiner', 'distinct_ranks', 'RandomMiner', 'draw_columns', 'preferred',
-           'kept', 'next_negative', 'SemihardMiner', 'SofthardMiner', 'log_q', 'log_z', 'DistanceMiner',
+           'kept', 'next_negatives', 'SemihardMiner', 'SofthardMiner', 'log_q', 'log_z', 'DistanceMiner',
            'RhoDistanceMiner', 'make_miner']
 
 # %% ../nbs/40_miners.ipynb #7e0c5a20
@@ -181,18 +181,25 @@ def kept(
     a = keep.nonzero()[:, 0]
     return a, p[a], n[a]
 
-# %% ../nbs/40_miners.ipynb #5026220f
-def next_negative(
+# %% ../nbs/40_miners.ipynb #224a1bf4
+def next_negatives(
     d: Tensor,  # (B, B) distances
     negatives: Tensor,  # (B, B), bool
-) -> Tensor:  # (B, B), int64: for entry (a, p) the nearest negative farther than p, else the farthest one
-    "The first negative beyond each sample, seen from each anchor"
-    ordered, column = d.masked_fill(~negatives, torch.inf).sort(dim=1, stable=True)
-    beyond = torch.searchsorted(ordered, d, right=True)
-    last = (negatives.sum(1, keepdim=True) - 1).clamp(min=0)
-    return column.gather(1, beyond.minimum(last))
+    a: Tensor,  # (T,) anchors, each with a negative
+    p: Tensor,  # (T,) positives
+    few: int = 8,  # sort only if there are more pairs than this for each sample
+) -> Tensor:  # (T,), int64
+    "For each pair the nearest negative that is farther than the positive, else the farthest negative"
+    if len(a) > few * len(d):
+        ordered, column = d.masked_fill(~negatives, torch.inf).sort(dim=1, stable=True)
+        beyond = torch.searchsorted(ordered, d, right=True)
+        return column.gather(1, beyond.minimum(negatives.sum(1, keepdim=True) - 1).clamp(min=0))[a, p]
+    from_a, others = d[a], negatives[a]
+    farther = others & (from_a > d[a, p][:, None])
+    nearest = from_a.masked_fill(~farther, torch.inf).argmin(1)
+    return torch.where(farther.any(1), nearest, from_a.masked_fill(~others, -torch.inf).argmax(1))
 
-# %% ../nbs/40_miners.ipynb #9bbe6b29
+# %% ../nbs/40_miners.ipynb #6661a6e0
 class SemihardMiner(Miner):
     "Negatives a little farther than the positive"
 
@@ -213,7 +220,7 @@ class SemihardMiner(Miner):
         positives, negatives = pair_masks(labels)
         if self.rule == "nearest":
             a, p = (positives & negatives.any(1, keepdim=True)).nonzero().unbind(1)
-            return a, p, next_negative(d, negatives)[a, p]
+            return a, p, next_negatives(d, negatives, a, p)
         u = uniforms(f, generator)
         p, has_p = draw_columns(positives, u[0])
         reach = d.gather(1, p[:, None])

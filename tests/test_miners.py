@@ -9,8 +9,17 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dmlstudy.core import generator
-from dmlstudy.distances import pair_masks, unit
-from dmlstudy.miners import MINERS, AllTriplets, DistanceMiner, distinct_ranks, draw_columns, make_miner, uniforms
+from dmlstudy.distances import distances, pair_masks, unit
+from dmlstudy.miners import (
+    MINERS,
+    AllTriplets,
+    DistanceMiner,
+    distinct_ranks,
+    draw_columns,
+    make_miner,
+    next_negatives,
+    uniforms,
+)
 
 CASES = {
     "random": ("random", {}),
@@ -335,12 +344,22 @@ def test_nearest_rule_on_many_batches():
     g, miner = generator(16), make("nearest")
     for _ in range(150):
         f, labels = torch.randn(14, 3, generator=g, dtype=torch.float64), torch.randint(5, (14,), generator=g)
-        expected = {(a, p, n) for a in range(14) for p, n in naive_sets(f, labels, "nearest", a)}
-        assert as_set(miner(f, labels)) == expected
+        a, p, n = miner(f, labels)
+        expected = {(i, j, k) for i in range(14) for j, k in naive_sets(f, labels, "nearest", i)}
+        assert as_set((a, p, n)) == expected
+        assert torch.equal(next_negatives(distances(unit(f)), pair_masks(labels)[1], a, p, few=0), n)
+
+
+def test_nearest_rule_with_large_classes():
+    f, labels = torch.randn(60, 3, generator=generator(25), dtype=torch.float64), torch.arange(60) % 3
+    expected = {(i, j, k) for i in range(60) for j, k in naive_sets(f, labels, "nearest", i)}
+    assert as_set(make("nearest")(f, labels)) == expected and len(expected) == 60 * 19
 
 
 def test_a_negative_as_far_as_the_positive_is_not_farther():
     line, labels = torch.tensor([[0.0], [1.0], [-1.0], [2.0]]), torch.tensor([0, 0, 1, 2])
+    d, negatives, a = (line - line.T).abs(), pair_masks(labels)[1], torch.arange(2)
+    assert next_negatives(d, negatives, a, 1 - a, few=0).tolist() == [3, 2]
     assert make_miner("semihard", rule="nearest", normalize=False)(line, labels)[2].tolist() == [3, 2]
     window = make_miner("semihard", normalize=False, margin=1.5)
     assert {int(window(line, labels)[2][0]) for _ in range(30)} == {3}
