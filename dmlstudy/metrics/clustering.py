@@ -64,7 +64,7 @@ def closest_again(
             clusters[rows] = torch.where(better, index, clusters[rows])
     return scores, clusters
 
-# %% ../../nbs/71_metrics.clustering.ipynb #6757006f
+# %% ../../nbs/71_metrics.clustering.ipynb #7ec043ca
 @dataclass(frozen=True)
 class Clustering:
     "What k-means found"
@@ -95,11 +95,14 @@ def kmeans(
     start = torch.randperm(n, generator=generator(seed, "kmeans"))[:k].to(x.device)
     centroids, scores, clusters = x[start, :d], None, None
     moved = torch.ones(k, dtype=torch.bool, device=x.device)
-    tile = torch.empty(min(n, 1024 if x.device.type == "cpu" else 8192) * min(k, 8192), device=x.device)
+    tile = torch.empty(
+        min(1024 if x.device.type == "cpu" else 8192, n, max(1, budget // (4 * min(k, 8192)))) * min(k, 8192),
+        device=x.device,
+    )
     zero = torch.zeros(d, dtype=torch.float64, device=x.device)
     bar = tqdm(total=rounds + 1, desc="k-means", unit="round", delay=4, leave=False, disable=not progress)
     for done in range(rounds + 1):
-        with full_float32():
+        with full_float32(x.device):
             scores, clusters = closest_again(find, x, score_points(centroids, zero), tile, moved, scores, clusters)
         bar.update()
         if done < rounds:
@@ -159,7 +162,7 @@ def contingency(
     pair, n = (rows * len(b) + columns).unique(return_counts=True)
     return Contingency(n.double(), pair // len(b), pair % len(b), a.double(), b.double())
 
-# %% ../../nbs/71_metrics.clustering.ipynb #437c152c
+# %% ../../nbs/71_metrics.clustering.ipynb #3c59d687
 def entropy(size: Tensor) -> float:  # nats
     "Entropy of a partition with parts of these sizes"
     p = size / size.sum()
@@ -186,7 +189,8 @@ def expected_mutual_information(t: Contingency) -> float:  # nats
     expected = 0.0
     for size, times in zip(a, times_a, strict=True):
         n = torch.arange(1, int(size) + 1, dtype=torch.float64)
-        for sizes, weights in zip(b.split(1024), times_b.split(1024), strict=True):
+        step = max(1, 2**20 // int(size))
+        for sizes, weights in zip(b.split(step), times_b.split(step), strict=True):
             s, m = sizes[:, None], n[None]
             possible = (m <= s) & (m >= size + s - total)
             rest = (s - m).clamp(min=0), (total - size - s + m).clamp(min=0)
