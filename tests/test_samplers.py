@@ -277,11 +277,12 @@ def test_bank_is_refused_until_it_is_full_and_finite():
 # the bank and its use
 
 
-def test_bank_update_equals_writing_one_row_after_the_other():
+@pytest.mark.parametrize("size", [1, 20, 30])
+def test_bank_update_equals_writing_one_row_after_the_other(size):
     for seed in range(50):
         g = generator(seed, "bank")
         bank, plain = MemoryBank(20, 3), torch.zeros(20, 3)
-        i, f = torch.randint(20, (30,), generator=g), torch.randn(30, 3, generator=g, dtype=torch.float64)
+        i, f = torch.randint(20, (size,), generator=g), torch.randn(size, 3, generator=g, dtype=torch.float64)
         bank.update(i, f.requires_grad_())
         for row, value in zip(i.tolist(), f.detach(), strict=True):
             plain[row] = value

@@ -6,7 +6,9 @@
 __all__ = ['MemoryBank', 'last_of_each', 'EmbeddedSampler', 'centred', 'farthest_points', 'log_density', 'd2_points', 'GCSampler',
            'D2Sampler']
 
-# %% ../../nbs/21_samplers.embedded.ipynb #ddec6404
+# %% ../../nbs/21_samplers.embedded.ipynb #907467b3
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from ..core import generator, lookup
 from ..distances import as_float
 from .label import LabelSampler
 
-# %% ../../nbs/21_samplers.embedded.ipynb #c3a9b2c2
+# %% ../../nbs/21_samplers.embedded.ipynb #585dece6
 class MemoryBank:
     "One embedding for each image of a data set, as the network last gave it"
 
@@ -52,7 +54,7 @@ class MemoryBank:
                 f"indices {indices.min()} to {indices.max()} are not all in the bank of {len(self)} images"
             )
         indices, f = indices.to(self.f.device), f.detach().to(self.f)
-        self.f[indices] = f if len(f) == len(self) else f[last_of_each(indices)]
+        self.f[indices] = f[last_of_each(indices, len(self))]
         self.known[indices] = True
 
     def check(self) -> None:  # raises ValueError
@@ -72,21 +74,22 @@ class MemoryBank:
         "What the bank holds"
         return {"f": self.f.clone(), "known": self.known.clone()}
 
-# %% ../../nbs/21_samplers.embedded.ipynb #284e3d43
+# %% ../../nbs/21_samplers.embedded.ipynb #b6fa805f
 def last_of_each(
     indices: Tensor,  # (B,)
+    n: int,  # indices are less than this
 ) -> Tensor:  # (B,), for each position the last position with the same index
     "Where an index is named for the last time"
     position = torch.arange(len(indices), device=indices.device)
-    return ((indices[:, None] == indices[None]) * position).amax(1)
+    return position.new_zeros(n).scatter_reduce_(0, indices, position, "amax")[indices]
 
-# %% ../../nbs/21_samplers.embedded.ipynb #7c7ecfe6
+# %% ../../nbs/21_samplers.embedded.ipynb #c9eefd1d
 class EmbeddedSampler(LabelSampler):
     "Frame of the samplers that look at embeddings; a subclass says how one batch is selected"
 
     def __init__(
         self,
-        labels: Tensor,  # (N,), integers: the class of each image of the data set
+        labels: Tensor | Sequence[int],  # (N,), integers: the class of each image of the data set
         batch_size: int,  # b, images in a batch, a multiple of samples_per_class
         seed: int = 0,
         samples_per_class: int = 2,  # n, images of each seed's or each drawn class

@@ -47,7 +47,7 @@ class MatchingSampler(EmbeddedSampler):
         images, x, at = self.propose(epoch, i)
         return images[at[self.cost(x, at.to(x.device)).argmin().cpu()]]
 
-# %% ../../nbs/22_samplers.matching.ipynb #f02e97cb
+# %% ../../nbs/22_samplers.matching.ipynb #f9e11c90
 def distance_histograms(
     x: Tensor,  # (M, D), embeddings of the big batch
     at: Tensor,  # (m, b), positions of the candidates' members in it
@@ -61,11 +61,13 @@ def distance_histograms(
     width = ((high - low) / bins).clamp(min=1e-12)
     place = d.sub_(low).div_(width).clamp_(0, bins - 1).to(torch.uint8).fill_diagonal_(0)
     whole = torch.bincount(place.flatten(), minlength=bins)
-    whole[0] -= len(x)
-    i, j = torch.triu_indices(at.shape[1], at.shape[1], offset=1, device=x.device)
-    offset = bins * torch.arange(len(at), device=x.device)[:, None]
-    own = torch.bincount((place[at[:, i], at[:, j]] + offset).flatten(), minlength=bins * len(at)).view(-1, bins)
-    return whole.to(x) / whole.sum(), own.to(x) / len(i), width
+    own = (
+        place.take(len(x) * at[:, :, None] + at[:, None]) + bins * torch.arange(len(at), device=x.device)[:, None, None]
+    )
+    own = torch.bincount(own.flatten(), minlength=bins * len(at)).view(-1, bins)
+    whole[0] -= len(x)  # the diagonals are no pairs
+    own[:, 0] -= at.shape[1]
+    return whole.to(x) / whole.sum(), own.to(x) / own.sum(1, keepdim=True), width
 
 
 def wasserstein(
