@@ -36,7 +36,7 @@ from PIL import Image, ImageOps
 from ..core import cache_dir, lookup, root
 from .splits import Data, Split
 
-# %% ../../nbs/11_data.images.ipynb #25050504
+# %% ../../nbs/11_data.images.ipynb #91542d6d
 def to_rgb(
     image: Image.Image,  # any mode, as opened
 ) -> Image.Image:  # mode RGB, upright
@@ -47,7 +47,7 @@ def to_rgb(
     if image.mode.startswith("I"):
         grey = np.asarray(image).astype(np.int64).clip(0, 65535)
         return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB")

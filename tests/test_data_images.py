@@ -1,0 +1,838 @@
+"Image data sets in every layout, broken ones, archives, decoded copies, transforms and two training steps"
+
+import io
+import json
+import pickle
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as T
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from scipy.io import savemat
+from scipy.stats import ks_2samp
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dmlstudy.core import generator
+from dmlstudy.data import images as module
+from dmlstudy.data.images import (
+    IMAGE_SETS,
+    LAYOUTS,
+    SOURCES,
+    Decoded,
+    Files,
+    check,
+    checksums,
+    class_order,
+    decoded_path,
+    find,
+    load_cars196,
+    load_cub200,
+    load_inshop,
+    open_image,
+    prepare,
+    short_side,
+    unpack,
+    unreadable,
+    verify,
+    write_decoded,
+)
+from dmlstudy.data.splits import Split
+from dmlstudy.data.transforms import (
+    SCALINGS,
+    TRANSFORMS,
+    BatchTransform,
+    Numbered,
+    Pixels,
+    Views,
+    draw_box,
+    draw_boxes,
+    make_transform,
+    pad_pixels,
+)
+from dmlstudy.models.backbones import freeze_batchnorm, make_backbone
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
+
+
+# miniature data sets -----------------------------------------------------------------------------------------------
+
+
+def glyph(text, size=(60, 44)):
+    "A photograph of a word"
+    color = tuple(torch.randint(0, 200, (3,), generator=generator(0, "color", text)).tolist())
+    image = Image.new("RGB", size, (240, 235, 220))
+    ImageDraw.Draw(image).text(
+        (size[0] / 2, size[1] / 2), text, font=ImageFont.load_default(20), fill=color, anchor="mm"
+    )
+    return image
+
+
+def photograph(width, height, seed=0):
+    "Smooth noise"
+    small = torch.randint(0, 256, (6, 8, 3), generator=generator(seed, "photograph")).numpy().astype(np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def jpeg(path, text=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    glyph(text or path.stem).save(path, quality=95)
+
+
+def text(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+BIRDS = [f"{i:03}.{name}" for i, name in enumerate(("Auk", "Owl", "Tern", "Wren"), 1)]
+
+
+def cub(base, lists):
+    names = [f"{bird}/{bird[4:]}_{j}.jpg" for bird in BIRDS for j in range(3)]
+    for name in names:
+        jpeg(base / name if lists is None else base / "images" / name)
+    if lists:
+        text(base / "images.txt", *(f"{i} {name}" for i, name in enumerate(names, 1)))
+        text(base / "image_class_labels.txt", *(f"{i} {int(name[:3])}" for i, name in enumerate(names, 1)))
+        text(base / "classes.txt", *(f"{int(bird[:3])} {bird}" for bird in BIRDS))
+    else:
+        text(base / ("._x" if lists is None else "images/._x"))
+        text(base / (f"{BIRDS[0]}/._Auk_0.jpg" if lists is None else f"images/{BIRDS[0]}/._Auk_0.jpg"))
+
+
+CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Ram C/V Cargo Van Minivan 2012", "Audi V8 Sedan 1994"]
+
+
+def mat(path, **variables):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    savemat(path, variables)
+
+
+def notes(rows, **extra):
+    "A struct array of annotations as Matlab writes it"
+    kinds = [(key, "O") for key in rows[0]]
+    return np.array([tuple(row.values()) for row in rows], dtype=kinds)[None]
+
+
+def cars(base, kind):
+    names = np.array(CARS, dtype=object)[None]
+    if kind == "list":
+        rows = [
+            {"relative_im_path": f"car_ims/{i:06}.jpg", "bbox_x1": 1, "class": i % 4 + 1, "test": i % 2}
+            for i in range(12)
+        ]
+        mat(base / "cars_annos.mat", annotations=notes(rows), class_names=names)
+        [jpeg(base / row["relative_im_path"]) for row in rows]
+    elif kind in ("devkit", "outside"):
+        mat(base / "devkit/cars_meta.mat", class_names=names)
+        rows = [{"bbox_x1": 1, "class": i % 4 + 1, "fname": f"{i:05}.jpg"} for i in range(8)]
+        mat(base / "devkit/cars_train_annos.mat", annotations=notes(rows))
+        test = base / ("devkit" if kind == "devkit" else "") / "cars_test_annos_withlabels.mat"
+        mat(test, annotations=notes(rows[:4]))
+        [jpeg(base / "cars_train" / row["fname"]) for row in rows]
+        [jpeg(base / "cars_test" / row["fname"], "t" + row["fname"]) for row in rows[:4]]
+    else:
+        parts = {"images": ["images"], "halves": ["train", "test"], "plain": [""]}[kind]
+        folders = ["9", "10", "11", "100"] if kind != "halves" else ["009", "010", "011", "100"]
+        [jpeg(base / part / name / f"{part}{j}.jpg") for part in parts for name in folders for j in range(3)]
+
+
+def sop(base, lists, images):
+    header, number = "image_id class_id super_class_id path", 0
+    for split, classes in (("train", (1, 2)), ("test", (3, 4))):
+        rows = []
+        for item in classes:
+            for j in range(3):
+                kind, number = ("bicycle_final", "sofa_final")[item % 2], number + 1
+                rows.append(f"{number} {item} {item % 2 + 1} {kind}/{item}_{j}.JPG")
+                jpeg(base / images / kind / f"{item}_{j}.JPG")
+        text(base / lists / f"Ebay_{split}.txt", header, *rows)
+
+
+def inshop(base, partition, images):
+    rows = []
+    for item, splits in (
+        (7, ["train"] * 3),
+        (2, ["train"] * 3),
+        (5, ["query", "gallery"] * 2),
+        (4, ["gallery", "query"]),
+    ):
+        for j, split in enumerate(splits):
+            rows.append(f"img/WOMEN/Dresses/id_{item:08}/0{j}_1_front.jpg id_{item:08} {split}")
+            jpeg(base / images / rows[-1].split()[0], f"{item}{j}")
+    text(base / partition, len(rows), "image_name item_id evaluation_status", *rows)
+
+
+def cifar(base, binary):
+    base.mkdir(parents=True)
+    for k, part in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        pixels = torch.randint(0, 256, (4, 3072), generator=generator(k, "cifar")).numpy().astype(np.uint8)
+        labels = [(k + i) % 10 for i in range(4)]
+        if binary:
+            rows = np.concatenate([np.array(labels, np.uint8)[:, None], pixels], 1)
+            (base / f"{part}.bin").write_bytes(rows.tobytes())
+        else:
+            (base / part).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels}, protocol=2))
+
+
+BUILD = {  # data set, layout -> where in the root, builder
+    ("cub200", "official lists"): ("cub200/CUB_200_2011", lambda b: cub(b, True)),
+    ("cub200", "class folders in images"): ("cub200", lambda b: cub(b, False)),
+    ("cub200", "class folders"): ("CUB_200_2011", lambda b: cub(b, None)),
+    ("cars196", "official list"): ("cars196", lambda b: cars(b, "list")),
+    ("cars196", "official halves"): ("stanford_cars", lambda b: cars(b, "devkit")),
+    ("cars196", "official halves, test list outside"): (".", lambda b: cars(b, "outside")),
+    ("cars196", "class folders in images"): ("cars196", lambda b: cars(b, "images")),
+    ("cars196", "class folders in halves"): ("car_data", lambda b: cars(b, "halves")),
+    ("cars196", "class folders"): ("cars196", lambda b: cars(b, "plain")),
+    ("sop", "official lists"): ("Stanford_Online_Products", lambda b: sop(b, "", "")),
+    ("sop", "lists in Info_Files"): ("online_products", lambda b: sop(b, "Info_Files", "images")),
+    ("inshop", "official folders"): ("In-shop", lambda b: inshop(b, "Eval/list_eval_partition.txt", "Img")),
+    ("inshop", "official list, images beside it"): ("inshop", lambda b: inshop(b, "Eval/list_eval_partition.txt", "")),
+    ("inshop", "list and images"): ("inshop", lambda b: inshop(b, "list_eval_partition.txt", "")),
+    ("cifar10", "python"): ("cifar-10-batches-py", lambda b: cifar(b, False)),
+    ("cifar10", "binary"): ("cifar10/cifar-10-batches-bin", lambda b: cifar(b, True)),
+}
+
+
+def build(name, layout, root):
+    where, builder = BUILD[name, layout]
+    builder(root / where)
+    return root
+
+
+def splits_of(data):
+    return {k: getattr(data, k) for k in SOURCES[data.name]["splits"]}
+
+
+def accept(monkeypatch, name, data):
+    "Let the miniature's numbers be the published ones"
+    numbers = {k: (len(part.class_names), len(part)) for k, part in splits_of(data).items()}
+    monkeypatch.setitem(SOURCES[name], "splits", numbers)
+
+
+def test_every_layout_has_a_miniature():
+    assert set(BUILD) == {(name, layout) for name, layouts in LAYOUTS.items() for layout in layouts}
+
+
+@pytest.mark.parametrize(("name", "layout"), BUILD, ids=map(", ".join, BUILD))
+def test_layout_is_found_loaded_and_checked(name, layout, tmp_path, monkeypatch):
+    assert not find(name, tmp_path)
+    build(name, layout, tmp_path)
+    place = find(name, tmp_path)
+    assert place and place.layout == layout and str(place.folder) in str(place)
+    data = IMAGE_SETS[name](tmp_path, strict=False)
+    parts = splits_of(data)
+    for part in parts.values():
+        assert len(part) and part.counts().min() > 0 or name == "cifar10"
+        image = part[0][0]
+        assert image.mode == "RGB" if name != "cifar10" else image.shape == (3, 32, 32)
+    if name != "cifar10":
+        train, test = parts["train"], parts["query" if name == "inshop" else "test"]
+        assert len(train.class_names) == len(test.class_names) == 2
+        assert not set(train.class_names) & set(test.class_names)
+        assert not set(train.images.paths) & set(test.images.paths)
+    with pytest.raises(ValueError, match="strict=False takes it"):
+        IMAGE_SETS[name](tmp_path)
+    report = check(name, tmp_path)
+    assert not report.ok and "not usable as it is" in str(report) and not report.bad
+    accept(monkeypatch, name, data)
+    assert len(IMAGE_SETS[name](tmp_path).train) == len(data.train)
+    report = check(name, tmp_path)
+    assert report.ok and "all is well" in str(report) and str(report).count("as published") == len(parts)
+
+
+def test_layouts_of_cub_give_the_same_split(tmp_path):
+    loaded = []
+    for i, layout in enumerate(LAYOUTS["cub200"]):
+        loaded.append(load_cub200(build("cub200", layout, tmp_path / str(i)), strict=False))
+    names = [[path.rsplit("/", 1)[1] for path in data.train.images.paths] for data in loaded]
+    assert names[0] == names[1] == names[2] == [f"{bird}_{j}.jpg" for bird in ("Auk", "Owl") for j in range(3)]
+    assert len({data.train.class_names for data in loaded}) == 1
+    assert all(torch.equal(loaded[0].test.labels, data.test.labels) for data in loaded)
+
+
+def test_cars_take_both_official_halves_and_the_official_order(tmp_path):
+    devkit = load_cars196(build("cars196", "official halves", tmp_path / "a"), strict=False)
+    assert devkit.train.class_names == tuple(CARS[:2]) and devkit.test.class_names == tuple(CARS[2:])
+    assert devkit.train.images.paths[:3] == ("cars_test/00000.jpg", "cars_train/00000.jpg", "cars_train/00004.jpg")
+    pooled = load_cars196(build("cars196", "official list", tmp_path / "b"), strict=False)
+    assert pooled.test.images.paths == tuple(f"car_ims/{i:06}.jpg" for i in (2, 6, 10, 3, 7, 11))
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_car_folders_by_name_follow_the_official_names_if_there(tmp_path, lists):
+    base = tmp_path / "cars196"
+    for name in CARS:
+        jpeg(base / "images" / name.replace("/", "") / "0.jpg", name)
+    if lists:
+        mat(base / "devkit/cars_meta.mat", class_names=np.array(CARS, dtype=object)[None])
+    data = load_cars196(tmp_path, strict=False)
+    plain = [name.replace("/", "") for name in CARS]
+    want = plain if lists else sorted(plain, key=str.encode)
+    assert [*data.train.class_names, *data.test.class_names] == want and want[0] != sorted(plain, key=str.lower)[0]
+
+
+def test_class_order():
+    assert class_order([str(i) for i in range(196)]) == [str(i) for i in range(196)]
+    assert class_order([f"{i:03}" for i in reversed(range(196))]) == [f"{i:03}" for i in range(196)]
+    assert class_order(["1.a", "01.b", "x"]) == ["01.b", "1.a", "x"]  # no order of numbers: bytes
+    assert class_order(["Übel", "zebra", "Alpha"]) == ["Alpha", "zebra", "Übel"]
+
+
+def test_query_and_gallery_share_classes(tmp_path):
+    data = load_inshop(build("inshop", "list and images", tmp_path), strict=False)
+    assert data.train.class_names == ("id_00000002", "id_00000007") and data.test is None
+    assert data.query.class_names == data.gallery.class_names == ("id_00000004", "id_00000005")
+    assert data.query.labels.tolist() == [1, 1, 0] and data.gallery.labels.tolist() == [1, 1, 0]
+
+
+def test_cifar_is_read_in_order(tmp_path):
+    a = IMAGE_SETS["cifar10"](build("cifar10", "python", tmp_path / "a"), strict=False)
+    b = IMAGE_SETS["cifar10"](build("cifar10", "binary", tmp_path / "b"), strict=False)
+    assert torch.equal(a.train.images, b.train.images) and torch.equal(a.test.labels, b.test.labels)
+    assert a.train.labels.tolist() == [(k + i) % 10 for k in range(5) for i in range(4)]
+    pixels = torch.randint(0, 256, (4, 3072), generator=generator(5, "cifar"))
+    assert torch.equal(a.test.images, pixels.view(4, 3, 32, 32).to(torch.uint8))
+
+
+# broken data sets --------------------------------------------------------------------------------------------------
+
+
+def test_a_pickle_that_is_a_program_is_refused(tmp_path):
+    root = build("cifar10", "python", tmp_path)
+    (root / "cifar-10-batches-py/data_batch_3").write_bytes(pickle.dumps({b"data": print}, protocol=2))
+    with pytest.raises(ValueError, match="asks for __builtin__.print"):
+        IMAGE_SETS["cifar10"](root)
+    assert "asks for __builtin__.print" in str(check("cifar10", root))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_missing_data_set_says_where_it_was_looked_for(name, tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        IMAGE_SETS[name](tmp_path)
+    said = str(error.value)
+    assert f"{name} was not found below {tmp_path}" in said and (SOURCES[name]["page"] or "served no more") in said
+    assert all(f"missing {need}" in said for need in {needs[0] for needs, _ in LAYOUTS[name].values()})
+    assert not check(name, tmp_path).ok and str(check(name, tmp_path)).startswith(said)
+
+
+def test_missing_parts_are_named(tmp_path):
+    root = build("cub200", "official lists", tmp_path)
+    (root / "cub200/CUB_200_2011/classes.txt").unlink()
+    for bird in BIRDS:  # without numbers the class folders do not help
+        (root / f"cub200/CUB_200_2011/images/{bird}").rename(root / f"cub200/CUB_200_2011/images/{bird[4:]}")
+    with pytest.raises(FileNotFoundError, match="CUB_200_2011 as official lists: missing classes.txt\n"):
+        load_cub200(root)
+
+
+def test_an_empty_class_is_refused(tmp_path):
+    root = build("cub200", "class folders in images", tmp_path)
+    (root / "cub200/images/003.Empty").mkdir()
+    with pytest.raises(ValueError, match="1 of 5 classes have no image: 003.Empty"):
+        load_cub200(root, strict=False)
+    assert "1 of 5 classes have no image: 003.Empty" in str(check("cub200", root))
+
+
+def test_a_test_list_without_classes_is_explained(tmp_path):
+    root = build("cars196", "official halves", tmp_path)
+    rows = [{"bbox_x1": 1, "fname": "00000.jpg"}] * 2
+    mat(root / "stanford_cars/devkit/cars_test_annos_withlabels.mat", annotations=notes(rows))
+    with pytest.raises(ValueError, match="has no classes"):
+        load_cars196(root, strict=False)
+
+
+def test_matlab_files_without_scipy(tmp_path, monkeypatch):
+    root = build("cars196", "official list", tmp_path)
+    monkeypatch.setattr(module.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="needs SciPy"):
+        load_cars196(root)
+    assert "needs SciPy" in str(check("cars196", root))
+
+
+@pytest.fixture
+def broken(tmp_path):
+    "A CUB with a truncated, a missing and an empty image among its six training images"
+    root = build("cub200", "official lists", tmp_path)
+    folder = root / "cub200/CUB_200_2011/images"
+    victim = folder / "001.Auk/Auk_1.jpg"
+    victim.write_bytes(victim.read_bytes()[:-200])
+    (folder / "001.Auk/Auk_2.jpg").unlink()
+    (folder / "002.Owl/Owl_0.jpg").write_bytes(b"")
+    return root
+
+
+def test_unreadable_images_stop_a_run_or_are_skipped(broken):
+    data = load_cub200(broken, strict=False)
+    with pytest.raises(ValueError, match="3 of 6 images cannot be read") as error:
+        verify(data.train)
+    assert all(f"{name}.jpg" in str(error.value) for name in ("Auk_1", "Auk_2", "Owl_0"))
+    part, left_out = verify(data.train, skip=True)
+    assert left_out == 3 and part.labels.tolist() == [0, 1, 1] and part.class_names == data.train.class_names
+    assert [path[-9:] for path in part.images.paths] == ["Auk_0.jpg", "Owl_1.jpg", "Owl_2.jpg"]
+    assert verify(data.test) == (data.test, 0) and verify(part) == (part, 0)
+    report = check("cub200", broken)
+    assert len(report.bad) == 3 and not report.ok and "images/002.Owl/Owl_0.jpg: UnidentifiedImageError" in str(report)
+    assert not check("cub200", broken, images=False).bad
+
+
+def test_verification_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
+    data = load_cub200(build("cub200", "official lists", tmp_path), strict=False)
+    verify(data.train)
+    monkeypatch.setattr(module, "unreadable", lambda *a: pytest.fail("decoded again"))
+    verify(data.train)
+    (data.train.images.folder / data.train.images.paths[2]).write_bytes(b"no image")
+    monkeypatch.undo()
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="1 of 6 images"):
+        verify(data.train)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}], ids=["baseline", "progressive"])
+def test_the_quick_look_finds_what_decoding_would_find(tmp_path, options):
+    photograph(120, 90).save(tmp_path / "whole.jpg", **options)
+    content = (tmp_path / "whole.jpg").read_bytes()
+    lengths = [*range(0, len(content), 211), *range(len(content) - 12, len(content) + 1)]
+    for n in lengths:
+        (tmp_path / f"{n}.jpg").write_bytes(content[:n])
+    files = Files(tmp_path, [f"{n}.jpg" for n in lengths])
+    bad = set()
+    for i in range(len(files)):
+        try:
+            files[i]
+        except ValueError:
+            bad.add(i)
+    assert set(unreadable(files)) == bad and 10 < len(bad) < len(lengths)
+
+
+# kinds of images ---------------------------------------------------------------------------------------------------
+
+PICTURE = glyph("AaB", (48, 32))
+GREY = PICTURE.convert("L").convert("RGB")
+
+
+def saved(tmp_path, image, suffix, **options):
+    if suffix == ".jpg":
+        options |= {"quality": 100, "subsampling": 0}
+    image.save(tmp_path / f"x{suffix}", **options)
+    return open_image(tmp_path / f"x{suffix}")
+
+
+def distance(a, b):
+    assert a.mode == b.mode == "RGB" and a.size == b.size
+    return np.abs(np.asarray(a).astype(int) - np.asarray(b)).mean()
+
+
+def grey_16_bit(order="<u2"):
+    return Image.fromarray(np.asarray(PICTURE.convert("L")).astype(order) * 257)
+
+
+KINDS = {
+    "rgb": (PICTURE, ".png", PICTURE, 0),
+    "jpeg": (PICTURE, ".jpg", PICTURE, 1),
+    "grey jpeg": (PICTURE.convert("L"), ".jpg", GREY, 1),
+    "cmyk jpeg": (PICTURE.convert("CMYK"), ".jpg", PICTURE, 1),
+    "cmyk tiff": (PICTURE.convert("CMYK"), ".tif", PICTURE, 0),
+    "palette": (PICTURE.quantize(256), ".png", PICTURE, 2),
+    "gif": (PICTURE.quantize(256), ".gif", PICTURE, 2),
+    "one bit": (PICTURE.convert("1"), ".png", PICTURE.convert("1").convert("RGB"), 0),
+    "16 bit png": (grey_16_bit(), ".png", GREY, 0),
+    "16 bit tiff": (grey_16_bit(), ".tif", GREY, 0),
+    "opaque rgba": (PICTURE.convert("RGBA"), ".png", PICTURE, 0),
+    "grey alpha": (PICTURE.convert("LA"), ".png", GREY, 0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_images_become_rgb(tmp_path, kind):
+    image, suffix, want, tolerance = KINDS[kind]
+    assert distance(saved(tmp_path, image, suffix), want) <= tolerance
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_are_white(tmp_path, mode):
+    black = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    black.putpixel((1, 1), (0, 0, 0, 255))
+    if mode == "P":
+        palette = Image.new("P", (4, 4), 0)
+        palette.putpalette([0, 0, 0, 0, 0, 0])
+        palette.putpixel((1, 1), 1)
+        got = saved(tmp_path, palette, ".png", transparency=0)
+    else:
+        got = saved(tmp_path, black.convert(mode), ".png")
+    assert got.getpixel((0, 0)) == (255, 255, 255) and got.getpixel((1, 1)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # transpositions that bring the scene into the stored position
+    stored = PICTURE if orientation == 1 else PICTURE.transpose(Image.Transpose(undo[orientation]))
+    assert distance(saved(tmp_path, stored, ".png", exif=exif), PICTURE) == 0
+
+
+def test_what_cannot_be_an_image_is_named(tmp_path):
+    Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "float.tif")
+    for name, says in (("float.tif", "floating-point"), ("none.jpg", "No such file"), ("text.jpg", "cannot identify")):
+        (tmp_path / "text.jpg").write_text("no image")
+        with pytest.raises(ValueError, match=f"{name} cannot be read.*{says}"):
+            open_image(tmp_path / name)
+
+
+# files, archives, decoded copies -----------------------------------------------------------------------------------
+
+
+def test_files_are_a_lazy_picklable_sequence(tmp_path):
+    files = load_cub200(build("cub200", "official lists", tmp_path), strict=False).train.images
+    (files.folder / files.paths[0]).write_bytes(b"no image")  # never asked for below
+    part = pickle.loads(pickle.dumps(files.take(torch.tensor([5, 1, 1]))))
+    assert part.paths == tuple(files.paths[i] for i in (5, 1, 1)) and len(part.take([])) == 0
+    sizes = part.with_transform(lambda image: image.size)
+    assert [*sizes] == [(60, 44)] * 3 and sizes[-1] == (60, 44) and sizes[torch.tensor(0)] == (60, 44)
+    with pytest.raises(IndexError):
+        part[3]
+
+
+BAD_MEMBERS = {
+    "parent": ("../evil.txt", tarfile.REGTYPE),
+    "parent inside": ("a/../../evil.txt", tarfile.REGTYPE),
+    "absolute": ("/tmp/evil.txt", tarfile.REGTYPE),
+    "backslash": ("..\\evil.txt", tarfile.REGTYPE),
+    "drive": ("C:evil.txt", tarfile.REGTYPE),
+    "link": ("link", tarfile.SYMTYPE),
+    "hard link": ("link", tarfile.LNKTYPE),
+    "fifo": ("pipe", tarfile.FIFOTYPE),
+    "device": ("null", tarfile.CHRTYPE),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MEMBERS)
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_bad_archives_are_refused_and_leave_nothing(tmp_path, kind, case):
+    name, type = BAD_MEMBERS[case]
+    archive, target = tmp_path / f"bad.{kind}", tmp_path / "below/target"
+    modes = {
+        tarfile.SYMTYPE: 0o120777,
+        tarfile.LNKTYPE: 0o120777,
+        tarfile.FIFOTYPE: 0o010644,
+        tarfile.CHRTYPE: 0o020644,
+    }
+    if kind == "tar":
+        with tarfile.open(archive, "w") as tar:
+            good, bad = tarfile.TarInfo("good.txt"), tarfile.TarInfo(name)
+            bad.type, bad.linkname = type, "/etc/passwd"
+            tar.addfile(good, io.BytesIO())
+            tar.addfile(bad, io.BytesIO())
+    else:
+        with zipfile.ZipFile(archive, "w") as z:
+            z.writestr("good.txt", "")
+            info = zipfile.ZipInfo("x")
+            info.filename, info.external_attr = name, modes.get(type, 0) << 16
+            z.writestr(info, "/etc/passwd")
+    with pytest.raises(ValueError, match="was not unpacked: its member"):
+        unpack(archive, target)
+    assert [*target.iterdir()] == [] and sorted(p.name for p in tmp_path.iterdir()) == [archive.name, "below"]
+
+
+@pytest.mark.parametrize("kind", ["tgz", "zip"])
+def test_a_good_archive_is_unpacked_once(tmp_path, kind):
+    source, archive = tmp_path / "source", tmp_path / f"good.{kind}"
+    jpeg(source / "a/b/x.jpg")
+    text(source / "a/y.txt", "hello")
+    if kind == "tgz":
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(source, ".")
+    else:
+        with zipfile.ZipFile(archive, "w") as z:
+            z.mkdir("a")
+            [z.write(p, p.relative_to(source)) for p in source.rglob("*.*")]
+    assert unpack(archive, tmp_path / "target") == 2
+    assert (tmp_path / "target/a/b/x.jpg").read_bytes() == (source / "a/b/x.jpg").read_bytes()
+    with pytest.raises(FileExistsError, match="already holds a"):
+        unpack(archive, tmp_path / "target")
+    archive.write_bytes(archive.read_bytes()[:-80] if kind == "tgz" else b"PK" + archive.read_bytes()[2:-90])
+    with pytest.raises(ValueError, match="damaged|neither a tar nor a zip"):
+        unpack(archive, tmp_path / "other")
+    assert [p.name for p in (tmp_path / "target").iterdir()] == ["a"] and not [*(tmp_path / "other").iterdir()]
+
+
+@pytest.fixture
+def archive(tmp_path):
+    cub(tmp_path / "source/CUB_200_2011", True)
+    with tarfile.open(tmp_path / "CUB_200_2011.tgz", "w:gz") as tar:
+        tar.add(tmp_path / "source", ".")
+    return tmp_path / "CUB_200_2011.tgz"
+
+
+def test_prepare_compares_checksums(tmp_path, archive, monkeypatch):
+    with pytest.raises(ValueError, match="the official file has 97eceeb196236b17998738112f37df78"):
+        prepare("cub200", tmp_path / "root", archive)
+    assert not (tmp_path / "root").exists()
+    monkeypatch.setitem(SOURCES["cub200"], "md5", {"CUB_200_2011.tgz": checksums(archive)["md5"]})
+    renamed = archive.rename(tmp_path / "download.bin")
+    done = prepare("cub200", tmp_path / "root", renamed)
+    assert done["official"] is True and done["files"] == 15 and len(done["sha256"]) == 64
+    assert done["place"].folder == tmp_path / "root/cub200/CUB_200_2011"
+    (tmp_path / "again.tgz").write_bytes(renamed.read_bytes() + b"\0")
+    assert prepare("cub200", tmp_path / "b", tmp_path / "again.tgz")["official"] is None
+
+
+def test_prepare_copies_single_files(tmp_path, monkeypatch):
+    inshop(tmp_path / "source", "list_eval_partition.txt", "")
+    with zipfile.ZipFile(tmp_path / "img.zip", "w") as z:
+        [z.write(p, p.relative_to(tmp_path / "source")) for p in (tmp_path / "source/img").rglob("*.jpg")]
+    assert not prepare("inshop", tmp_path / "root", tmp_path / "img.zip")["place"]
+    done = prepare("inshop", tmp_path / "root", tmp_path / "source/list_eval_partition.txt", decoded=True)
+    assert done["place"].layout == "list and images" and done["official"] is None
+    assert len(Decoded(done["decoded"]).rows) == 12
+    text(tmp_path / "notes.txt", "x")
+    with pytest.raises(ValueError, match="no file of inshop that is not an archive 'notes.txt'"):
+        prepare("inshop", tmp_path / "root", tmp_path / "notes.txt")
+
+
+def test_a_decoded_copy_is_the_images_with_the_shorter_side_at_256(tmp_path):
+    root = build("cub200", "official lists", tmp_path)
+    image = glyph("tall", (40, 70))
+    image.save(root / "cub200/CUB_200_2011/images/001.Auk/Auk_0.jpg")
+    done = prepare("cub200", root, decoded=True)
+    plain, copy = load_cub200(root, strict=False), load_cub200(root, strict=False, decoded=True)
+    for split in ("train", "test"):
+        a, b = getattr(plain, split), pickle.loads(pickle.dumps(getattr(copy, split)))
+        for i in range(len(a)):
+            assert short_side(a[i][0]).tobytes() == b[i][0].tobytes() and min(b[i][0].size) == 256
+            assert b[i][0].size == T.Resize(256)(a[i][0]).size
+    assert T.Resize(256)(plain.train[0][0]).tobytes() == copy.train[0][0].tobytes()
+    assert len(json.loads(done["decoded"].read_text())["sources_sha256"]) == 64
+    assert copy.train.images.take([1]).decoded is copy.train.images.decoded
+    transform = make_transform("base", False)
+    assert torch.equal(transform(plain.train[3][0]), transform(copy.train[3][0]))
+    assert len(pickle.dumps(copy.train.images)) < 20_000  # a worker gets names, not pixels
+
+
+def test_a_decoded_copy_that_does_not_match_is_refused(tmp_path):
+    root = build("cub200", "official lists", tmp_path)
+    with pytest.raises(FileNotFoundError, match="prepare"):
+        load_cub200(root, strict=False, decoded=True)
+    index = prepare("cub200", root, decoded=True)["decoded"]
+    pixels, whole = index.with_suffix(".u8"), index.with_suffix(".u8").read_bytes()
+    data = load_cub200(root, strict=False, decoded=True)
+    pixels.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(ValueError, match="pixels of images/001.Auk/Auk_0.jpg .* damaged"):
+        load_cub200(root, strict=False, decoded=True).train[0]
+    pixels.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=f"has {len(whole) - 1} bytes of pixels beside it, not {len(whole)}"):
+        Decoded(index)
+    pixels.write_bytes(whole)
+    with pytest.raises(ValueError, match="none.jpg is not in the decoded copy"):
+        data.train.images.decoded["none.jpg"]
+    jpeg(root / "cub200/CUB_200_2011/images/004.Wren/Wren_1.jpg", "another")
+    with pytest.raises(ValueError, match="Wren_1.jpg has changed since it was decoded"):
+        load_cub200(root, strict=False, decoded=True)
+
+
+def test_an_unreadable_image_leaves_no_decoded_copy(broken):
+    files, path = load_cub200(broken, strict=False).train.images, decoded_path(find("cub200", broken))
+    with pytest.raises((ValueError, FileNotFoundError), match="Auk_"):
+        write_decoded(files, path)
+    assert not [p for p in path.parent.iterdir() if "decoded" in p.name]
+
+
+# transforms --------------------------------------------------------------------------------------------------------
+
+RRC, FLIP, NORM = (
+    T.RandomResizedCrop,
+    T.RandomHorizontalFlip(),
+    T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+)
+THEIRS = {
+    "base": [RRC(224), FLIP],
+    "red": [T.Resize(256), T.RandomCrop(224), FLIP],
+    "big": [RRC(256), FLIP],
+    "adv": [RRC(224), T.RandomGrayscale(0.2), T.ColorJitter(0.2, 0.2, 0.2, 0.2), FLIP],
+    "sec": [T.Resize(256), RRC(227, scale=(0.16, 1)), FLIP],
+    "simclr": [
+        RRC(32, scale=(0.2, 1)),
+        FLIP,
+        T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8),
+        T.RandomGrayscale(0.2),
+    ],
+    "cifar": [RRC(32, scale=(0.2, 1)), FLIP],
+}
+
+
+def test_all_transforms_are_compared():
+    assert set(THEIRS) == set(TRANSFORMS)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_training_transforms_equal_torchvisions_bit_for_bit(name):
+    ours = make_transform(name, train=True)
+    theirs = T.Compose([*THEIRS[name], T.ToTensor(), NORM if ours.scaling is SCALINGS["imagenet"] else nn.Identity()])
+    for seed, size in enumerate([(300, 260), (260, 300), (640, 100), (256, 256)] * 2):
+        image = photograph(*size, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            want = theirs(image)
+            before = torch.get_rng_state()
+            got = ours(image, torch.Generator().manual_seed(seed))
+            assert torch.equal(before, torch.get_rng_state())  # the global generator is left alone
+        if ours.scaling is SCALINGS["cifar"]:
+            want = T.Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))(want)
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(("name", "size"), [("base", 224), ("red", 224), ("adv", 224), ("big", 256), ("sec", 227)])
+def test_test_transforms_equal_torchvisions(name, size):
+    image = photograph(333, 301)
+    theirs = T.Compose([T.Resize(256), T.CenterCrop(size), T.ToTensor()])
+    assert torch.equal(make_transform(name, False)(image), NORM(theirs(image)))
+    mean = torch.tensor([104.0, 117, 123 if name == "sec" else 128])[:, None, None]
+    caffe = theirs(image).flip(0) * 255 - mean
+    torch.testing.assert_close(make_transform(name, False, "bninception")(image), caffe, atol=1e-3, rtol=0)
+    google = make_transform(name, False, "googlenet")(image)
+    assert tuple(google.shape) == (3, *[227 if size == 224 else size] * 2)
+
+
+def test_boxes_equal_torchvisions():
+    for seed in range(300):
+        g = generator(seed, "sizes")
+        height, width = torch.randint(1, 400, (2,), generator=g).tolist()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            want = T.RandomResizedCrop.get_params(torch.empty(3, height, width), [0.08, 1.0], [3 / 4, 4 / 3])
+        assert draw_box(height, width, (0.08, 1.0), torch.Generator().manual_seed(seed)) == want
+
+
+def test_boxes_of_a_batch_are_distributed_as_single_ones():
+    n, g = 3000, generator(0, "boxes")
+    batch = draw_boxes(torch.tensor([[256, 341]]).repeat(n, 1), (0.08, 1.0), g)
+    single = torch.tensor([draw_box(256, 341, (0.08, 1.0), g) for _ in range(n)])
+    for column in range(4):
+        assert ks_2samp(batch[:, column].numpy(), single[:, column].numpy()).pvalue > 1e-3
+    assert (
+        (batch[:, :2] >= 0).all()
+        and (batch[:, 0] + batch[:, 2] <= 256).all()
+        and (batch[:, 1] + batch[:, 3] <= 341).all()
+    )
+    odd = torch.tensor([[10, 1000], [1000, 10], [1, 1]])
+    want = [draw_box(*size, (1.0, 1.0), generator(0, "odd")) for size in odd.tolist()]
+    assert draw_boxes(odd, (1.0, 1.0), generator(0, "odd")).tolist() == [list(box) for box in want]
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    "A split of eight photographs of different sizes, with a decoded copy"
+    tmp_path = tmp_path_factory.mktemp("photographs")
+    sizes = [(300, 260), (260, 300), (400, 256), (256, 256), (500, 300), (270, 512), (333, 301), (256, 700)]
+    for i, size in enumerate(sizes):
+        photograph(*size, i).save(tmp_path / f"{i}.png")
+    files = Files(tmp_path, [f"{i}.png" for i in range(8)])
+    write_decoded(files, tmp_path / "decoded.json")
+    files = Files(tmp_path, files.paths, decoded=Decoded(tmp_path / "decoded.json"))
+    return Split(files, torch.arange(8) // 2, tuple("abcd"))
+
+
+@pytest.mark.parametrize("name", ["adv", "sec"])
+def test_views_do_not_depend_on_the_workers(some, name):
+    views = Views(some, make_transform(name, True), seed=3)
+
+    def batches(workers, epochs=2):
+        loader = DataLoader(views, batch_sampler=Numbered([[0, 5, 5], [7, 1, 2]]), num_workers=workers)
+        return [batch for _ in range(epochs) for batch in loader]
+
+    alone, together = batches(0), batches(2)
+    for (x, y, i), (x2, y2, i2) in zip(alone, together, strict=True):
+        assert torch.equal(x, x2) and torch.equal(y, y2) and torch.equal(i, i2)
+    x = alone[0][0]
+    assert alone[0][1].tolist() == [0, 2, 2] and not torch.equal(x[1], x[2]) and not torch.equal(x, alone[2][0])
+    resumed = Numbered([[0, 5, 5], [7, 1, 2]])
+    resumed.set_epoch(1)
+    later = DataLoader(views, batch_sampler=resumed)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(later, alone[2:], strict=True))
+    assert not torch.equal(Views(some, views.transform, seed=4)[0, 0, 0][0], x[0])
+
+
+def crops(split, transform, sizes, seed):
+    "Image by image, the boxes and flips that the batch drew"
+    box, flips, size = BatchTransform(transform).boxes(sizes, generator(seed))
+    for i, ((top, left, h, w), flipped) in enumerate(zip(box.tolist(), flips.tolist(), strict=True)):
+        crop = split[i][0].crop((left, top, left + w, top + h)).resize((size, size), Image.Resampling.BILINEAR)
+        yield transform.scaling(T.functional.to_tensor(ImageOps.mirror(crop) if flipped else crop))
+
+
+@pytest.mark.parametrize("backbone", ["resnet50", "bninception"])
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", ["base", "red", "big", "sec"])
+def test_a_batch_equals_image_by_image(some, name, train, backbone):
+    transform = make_transform(name, train, backbone)
+    loader = DataLoader(Pixels(some), batch_size=8, collate_fn=pad_pixels)
+    pixels, sizes, labels, indices = next(iter(loader))
+    assert torch.equal(labels, some.labels) and indices.tolist() == [*range(8)] and pixels.dtype == torch.uint8
+    got = BatchTransform(transform)(pixels, sizes, generator(1))
+    want = torch.stack([*crops(some, transform, sizes, 1)])
+    levels = (got - want).abs().mul(torch.tensor(transform.scaling.std)[:, None, None]).mul(255)
+    exact = not train or name == "red"  # nothing is resized
+    assert levels.max() < (0.01 if exact else 1.1)
+    if not train:
+        one_by_one = torch.stack([transform(some[i][0]) for i in range(8)])
+        torch.testing.assert_close(got, one_by_one, atol=1e-3 if backbone == "bninception" else 1e-5, rtol=0)
+
+
+def test_flips_are_fair(some):
+    _, flips, _ = BatchTransform(make_transform("red", True)).boxes(torch.full((4000, 2), 256), generator(0))
+    assert abs(flips.float().mean() - 0.5) < 0.04
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_batch_on_cuda(some):
+    pixels, sizes, *_ = pad_pixels([Pixels(some)[i] for i in range(8)])
+    transform = BatchTransform(make_transform("base", True))
+    got = transform(pixels.cuda(), sizes, generator(0)).cpu()
+    torch.testing.assert_close(got, transform(pixels, sizes, generator(0)), atol=2e-2, rtol=0)
+
+
+# from disk to two training steps -----------------------------------------------------------------------------------
+
+RUNS = [
+    ("cub200", "class folders in images", "base", "resnet50", 224),
+    ("cars196", "official list", "base", "googlenet", 227),
+    ("sop", "lists in Info_Files", "red", "bninception", 224),
+    ("inshop", "official folders", "sec", "bninception", 227),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layout", "transform", "backbone", "size"), RUNS)
+def test_two_training_steps_at_the_papers_sizes(name, layout, transform, backbone, size, tmp_path, monkeypatch):
+    root = build(name, layout, tmp_path)
+    accept(monkeypatch, name, IMAGE_SETS[name](root, strict=False))
+    assert check(name, root).ok
+    data = IMAGE_SETS[name](root)
+    train, skipped = verify(data.train)
+    views = Views(train, make_transform(transform, True, backbone))
+    loader = DataLoader(views, batch_sampler=Numbered([[0, 1, 3, 4], [5, 4, 2, 0]]))
+    net = make_backbone(backbone)
+    model = nn.Sequential(net if backbone == "googlenet" else freeze_batchnorm(net), nn.Linear(net.dim, 2)).train()
+    before = {k: v.clone() for k, v in net.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, weight_decay=4e-4)
+    for x, y, _ in loader:
+        assert tuple(x.shape) == (4, 3, size, size) and skipped == 0
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert loss.isfinite()
+    assert all(not torch.equal(before[k], v) and v.isfinite().all() for k, v in net.named_parameters())
+    test = data.query or data.test
+    test = Views(test, make_transform(transform, False, backbone))
+    with torch.inference_mode():
+        f = net.eval()(next(iter(DataLoader(test, batch_size=2)))[0])
+    assert tuple(f.shape) == (2, net.dim) and f.isfinite().all()
