@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['P_SWITCH', 'ROTH_METHODS', 'SEC_METHODS', 'METHODS', 'Method', 'Objective', 'make_objective']
 
-# %% ../nbs/65_objectives.ipynb #b751b793
+# %% ../nbs/65_objectives.ipynb #8486b295
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from .core import generator, lookup
-from .data import role
+from .core import generator, lookup, role
 from .losses import LOSSES, make_loss
 from .miners import make_miner
 from .regularizers import make_regularizer

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['SELECTIONS', 'outputs', 'shown', 'write_atomically', 'StaleRecord', 'run_folder', 'save_record', 'recorded',
            'load_record', 'check_record', 'batch_file', 'write_batch', 'read_batch', 'selected', 'tidy', 'summary',
-           'folder_of', 'write_table', 'write_figure']
+           'folder_of', 'markdown', 'write_table', 'write_figure']
 
-# %% ../nbs/90_records.ipynb #b6b82166
+# %% ../nbs/90_records.ipynb #b8994a5f
+import io
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -192,13 +193,22 @@ def summary(
     groups = results.groupby([*by], sort=False)["value"]
     return groups.agg(mean="mean", std="std", n="count").reset_index()
 
-# %% ../nbs/90_records.ipynb #87687289
+# %% ../nbs/90_records.ipynb #bf7ce7c5
 def folder_of(
     kind: str,  # tables or figures
     profile: str,
 ) -> Path:  # may not exist yet
     "Where the tables or figures of a profile are"
     return shown(profile) / kind
+
+
+def markdown(
+    table: pd.DataFrame,
+) -> str:  # no final newline
+    "A table as Markdown"
+    cells = [[str(c) for c in table.columns], ["---"] * len(table.columns)]
+    cells += [["" if pd.isna(v) else str(v) for v in row] for row in table.itertuples(index=False)]
+    return "\n".join("| " + " | ".join(v.replace("|", "\\|") for v in row) + " |" for row in cells)
 
 
 def write_table(
@@ -210,12 +220,9 @@ def write_table(
     profile: str = "glyphs",  # whose records it shows
 ) -> Path:  # the Markdown file
     "Write a table under its stem"
-    folder, printed = folder_of("tables", profile), data if shown is None else shown
-    cells = [[str(c) for c in printed.columns], ["---"] * len(printed.columns)]
-    cells += [["" if pd.isna(v) else str(v) for v in row] for row in printed.itertuples(index=False)]
-    body = "\n".join("| " + " | ".join(v.replace("|", "\\|") for v in row) + " |" for row in cells)
+    folder = folder_of("tables", profile)
     write_atomically(folder / f"{stem}.csv", data.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
-    text = [f"# {stem}", caption, body, notes]
+    text = [f"# {stem}", caption, markdown(data if shown is None else shown), notes]
     return write_atomically(folder / f"{stem}.md", "\n\n".join(part for part in text if part) + "\n")
 
 
@@ -225,8 +232,6 @@ def write_figure(
     profile: str = "glyphs",  # whose records it shows
 ) -> Path:  # the PNG file
     "Write a figure under its stem"
-    import io
-
     for ending, options in (
         ("pdf", {"metadata": {"CreationDate": None}}),
         ("png", {"dpi": 150, "metadata": {"Software": None}}),

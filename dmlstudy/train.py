@@ -7,7 +7,7 @@ __all__ = ['OPTIMIZERS', 'RECALLS', 'NORMS', 'splits_of', 'in_pieces', 'Feed', '
            'milestone_steps', 'metrics_of', 'measure', 'git_commit', 'device_name', 'NonFiniteLoss', 'State', 'start',
            'sampler_of', 'train_steps', 'threads', 'fit']
 
-# %% ../nbs/80_train.ipynb #d064dd53
+# %% ../nbs/80_train.ipynb #c6adc362
 import functools
 import hashlib
 import subprocess
@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .core import Run, generator, lookup, root, versions
-from .data import make_data, role
+from .core import Run, generator, lookup, role, root, versions
+from .data import make_data
 from .data.splits import Split, first_of_each_class
 from .metrics import evaluate
 from .metrics.space import spectrum

@@ -339,6 +339,16 @@ def test_nearest_rule_on_many_batches():
         assert as_set(miner(f, labels)) == expected
 
 
+def test_a_negative_as_far_as_the_positive_is_not_farther():
+    line, labels = torch.tensor([[0.0], [1.0], [-1.0], [2.0]]), torch.tensor([0, 0, 1, 2])
+    assert make_miner("semihard", rule="nearest", normalize=False)(line, labels)[2].tolist() == [3, 2]
+    window = make_miner("semihard", normalize=False, margin=1.5)
+    assert {int(window(line, labels)[2][0]) for _ in range(30)} == {3}
+    softhard = make_miner("softhard", normalize=False)
+    assert {int(softhard(line[[0, 1, 2]], labels[[0, 1, 2]])[2][0]) for _ in range(9)} == {2}
+    assert {int(softhard(line, labels)[2][0]) for _ in range(30)} == {2, 3}
+
+
 # ---- rho_distance ----
 
 
@@ -361,6 +371,17 @@ def test_share_of_switched_tuples(p_switch):
         assert torch.equal(p, torch.where(same, a, base_p)) and torch.equal(n, torch.where(same, base_p, base_n))
         switched += int(same.sum())
     assert stats.binomtest(switched, 200 * 50, p_switch).pvalue > 1e-3
+
+
+def test_the_switch_is_independent_of_the_tuple():
+    f, labels = torch.randn(8, 3, generator=generator(24)), torch.arange(8) % 4
+    f, labels = torch.cat([f, f[:2] + 0.3]), torch.cat([labels, labels[:2]])
+    miner, found = make_miner("rho_distance", p_switch=0.5), [Counter(), Counter()]
+    for _ in range(4000):
+        _, p, n = miner(f, labels)
+        found[int(labels[n[0]] == labels[0])][int(n[0])] += 1
+    assert fits([found[0][j] for j in range(10)], analytic(f, labels, 0)) > 1e-4
+    assert fits([found[1][j] for j in range(10)], [float(j in (4, 8)) for j in range(10)]) > 1e-4
 
 
 def test_singletons():

@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['VARIANTS', 'Loss', 'check_owner', 'check_classes', 'zero', 'masked_mean', 'log_sum_exp', 'log1p_sum_exp',
-           'triplet_distances', 'active_counts', 'all_triplet_hinge', 'triplets_per_anchor']
+           'similarities', 'batch_distances', 'triplet_distances', 'active_counts', 'all_triplet_hinge',
+           'triplets_per_anchor']
 
-# %% ../../nbs/49_losses.base.ipynb #4b950835
+# %% ../../nbs/49_losses.base.ipynb #a99cca1a
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import lookup
-from ..distances import as_float, check_batch, check_triplets, safe_sqrt, squared_distances, unit
+from ..distances import as_float, check_batch, check_triplets, safe_sqrt, unit
 
 # %% ../../nbs/49_losses.base.ipynb #2226321e
 VARIANTS = ("corrected", "published")
@@ -94,13 +95,13 @@ def zero(
     "A zero with gradient zero for f, even where f is not finite"
     return f[:0].sum()
 
-# %% ../../nbs/49_losses.base.ipynb #95e7e357
+# %% ../../nbs/49_losses.base.ipynb #02d63318
 def masked_mean(
-    x: Tensor,  # finite
-    mask: Tensor,  # boolean or weights, of x's shape
+    x: Tensor,  # any shape
+    mask: Tensor,  # boolean, of x's shape
 ) -> Tensor:  # scalar, 0 if the mask is empty
     "Mean of the entries that the mask keeps"
-    return (x * mask).sum() / mask.sum().clamp(min=1)
+    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def log_sum_exp(
@@ -119,7 +120,42 @@ def log1p_sum_exp(
     "log(1 + sum of exp(x - minus)) over the entries that the mask keeps, for each row, without overflow"
     return F.softplus(log_sum_exp(x, mask) - minus, threshold=60)
 
-# %% ../../nbs/49_losses.base.ipynb #b9b49b4b
+# %% ../../nbs/49_losses.base.ipynb #ff7c40b8
+class _Gram(torch.autograd.Function):
+    "x @ x.T with the gradient in one matrix product"
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad + grad.T) @ ctx.saved_tensors[0]
+
+
+def similarities(
+    x: Tensor,  # points, (B, D)
+) -> Tensor:  # (B, B)
+    "All inner products within a batch"
+    return _Gram.apply(x)
+
+
+def batch_distances(
+    x: Tensor,  # points, (B, D)
+    squared: bool = False,  # return d² instead of d
+    offset: float = 0.0,  # added to each coordinate of the differences, as `F.pairwise_distance` does
+) -> Tensor:  # (B, B)
+    "All Euclidean distances within a batch"
+    s = similarities(x)
+    norm2 = s.diagonal()
+    d2 = norm2[:, None] + norm2 - 2 * s
+    if offset:
+        total = x.sum(1)
+        d2 = d2 + 2 * offset * (total[:, None] - total) + x.shape[1] * offset**2
+    return d2.clamp(min=0) if squared else safe_sqrt(d2)
+
+# %% ../../nbs/49_losses.base.ipynb #cb8964d0
 def triplet_distances(
     x: Tensor,  # points, (B, D)
     triplets: tuple[Tensor, Tensor, Tensor],  # anchors, positives, negatives, each (T,)
@@ -129,12 +165,12 @@ def triplet_distances(
     "Euclidean distances from anchor to positive and from anchor to negative"
     a, p, n = triplets
     if len(a) <= 4 * len(x):
-        rows = x.index_select(0, torch.cat((a, p, n))).view(3, len(a), x.shape[1])
-        difference = rows[:1] - rows[1:]
+        anchors, others = x.index_select(0, torch.cat((a, p, n))).split((len(a), 2 * len(a)))
+        difference = anchors - others.view(2, len(a), x.shape[1])
         d2 = (difference + offset if offset else difference).square().sum(-1)
     else:
         pairs = torch.cat((a, a)) * len(x) + torch.cat((p, n))
-        d2 = squared_distances(x).fill_diagonal_(0).flatten().index_select(0, pairs).view(2, -1)
+        d2 = batch_distances(x, squared=True, offset=offset).flatten().index_select(0, pairs).view(2, -1)
     return (d2 if squared else safe_sqrt(d2)).unbind()
 
 # %% ../../nbs/49_losses.base.ipynb #86c09ded

@@ -80,7 +80,7 @@ def last_of_each(
     position = torch.arange(len(indices), device=indices.device)
     return ((indices[:, None] == indices[None]) * position).amax(1)
 
-# %% ../../nbs/21_samplers.embedded.ipynb #5e0055db
+# %% ../../nbs/21_samplers.embedded.ipynb #7c7ecfe6
 class EmbeddedSampler(LabelSampler):
     "Frame of the samplers that look at embeddings; a subclass says how one batch is selected"
 
@@ -118,12 +118,12 @@ class EmbeddedSampler(LabelSampler):
 
     def batch(self, epoch: int, i: int) -> Tensor:  # (b,), int64 indices of images, on the CPU
         "Batch i of an epoch; with refresh by epoch the first one asked for has all of them selected"
-        if self.refresh == "batch":
-            return self.select(epoch, i)
+        by_epoch = self.refresh == "epoch"
         if self.planned != epoch:
             self.bank.check()
-            self.plan, self.planned = torch.stack([self.select(epoch, j) for j in range(len(self))]), epoch
-        return self.plan[i]
+            self.plan = torch.stack([self.select(epoch, j) for j in range(len(self))]) if by_epoch else None
+            self.planned = epoch
+        return self.plan[i] if by_epoch else self.select(epoch, i)
 
     def set_epoch(self, epoch: int) -> None:
         "The next pass gives this epoch, from its beginning, selected anew"
