@@ -212,7 +212,9 @@ def test_softtriple_with_equal_proxies_of_a_class_counts_them_once():
     with torch.no_grad():
         ours.proxies.copy_(single.proxies.expand(3, 4, 5) * torch.tensor([1.0, 2.0, 7.0])[:, None, None])
     torch.testing.assert_close(ours(f, labels), single(f, labels))
-    assert class_spread(unit(ours.proxies).transpose(0, 1) @ unit(ours.proxies).movedim(0, 2)).item() == pytest.approx(3 * 4 * math.sqrt(1e-5) / (4 * 3 * 2), rel=1e-6)
+    assert class_spread(unit(ours.proxies).transpose(0, 1) @ unit(ours.proxies).movedim(0, 2)).item() == pytest.approx(
+        3 * 4 * math.sqrt(1e-5) / (4 * 3 * 2), rel=1e-6
+    )
 
 
 # --- pytorch-metric-learning

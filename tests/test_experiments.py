@@ -1,0 +1,76 @@
+"""Parameters of the experiment notebooks are the fields of a run, and papermill runs them."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from dmlstudy.batch import papermill
+from dmlstudy.core import Run, make_run
+from dmlstudy.records import load_record
+from dmlstudy.study import EXPERIMENTS, run_of
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "nbs" / "experiments").glob("*.ipynb"))
+
+
+def parameters(path: Path) -> dict[str, tuple]:
+    """Name -> type, default and comment, as they stand in the parameters cell."""
+    (cell,) = [c for c in json.loads(path.read_text())["cells"] if "parameters" in c["metadata"].get("tags", [])]
+    return annotated("".join(cell["source"]))
+
+
+def annotated(source: str) -> dict[str, tuple]:
+    out = {}
+    for line in source.splitlines():
+        if found := re.match(r"\s*(\w+): (\w+) = (.+?)  # (.+)$", line):
+            out[found[1]] = (found[2], ast.literal_eval(found[3]), found[4])
+    return out
+
+
+FIELDS = annotated(inspect.getsource(Run))
+
+
+def test_fields_are_read_rightly():
+    assert {name: default for name, (_, default, _) in FIELDS.items()} == dataclasses.asdict(Run())
+
+
+def test_single_has_every_field_of_a_run():
+    assert parameters(ROOT / "nbs" / "experiments" / "single.ipynb") == FIELDS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_parameters_mean_what_the_fields_mean(path):
+    for name, (kind, default, comment) in parameters(path).items():
+        if name in FIELDS:
+            assert kind == FIELDS[name][0]
+            if path.stem != "search":  # the search has a seed of its own
+                assert (default, comment) == FIELDS[name][1:]
+
+
+def test_every_experiment_has_a_notebook():
+    assert {p.stem for p in NOTEBOOKS} == {*EXPERIMENTS, "single"}
+
+
+def test_papermill_runs_objectives(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    source, target = ROOT / "nbs" / "experiments" / "objectives.ipynb", tmp_path / "out.ipynb"
+    given = {"profile": "smoke", "dataset": "glyphs_fine", "seed": 3, "methods": "Softmax; ImageNet"}
+    papermill(source, target, given)
+    run = run_of("smoke", "glyphs_fine", "Softmax", 3)
+    assert load_record(run)["run"]["seed"] == 3
+    done = nbformat.read(target, as_version=4)
+    assert not any(o.output_type == "error" for c in done.cells if c.cell_type == "code" for o in c.outputs)
+    assert sum("image/png" in o.get("data", {}) for c in done.cells if c.cell_type == "code" for o in c.outputs) == 1
+
+
+def test_papermill_runs_single(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    fields = {"dataset": "glyphs_many", "method": "Triplet (S)", "steps": 4, "eval_every": 2, "lr": 1e-3}
+    papermill(ROOT / "nbs" / "experiments" / "single.ipynb", tmp_path / "out.ipynb", fields)
+    assert load_record(make_run(fields))["curves"]["test"]["step"] == [0, 2, 4]

@@ -1,0 +1,45 @@
+"""Tables and figures have a notebook of their own name, come from records alone, and say where they are from."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "nbs" / "paper").glob("*.ipynb"))
+STEMS = {
+    *(f"roth_table{i}" for i in range(1, 10)),
+    *(f"roth_fig{i}" for i in range(1, 13)),
+    *("sec_main", "sec_fig1", "sec_fig2", "sec_variance", "sec_theory", "sec_optimizers", "sec_attributes"),
+    *(f"sec_table{i}" for i in range(1, 6)),
+    *("sec_margins", "roth_corrections", "roth_memorization", "claims", "search"),
+}
+
+
+def source(path: Path) -> str:
+    return "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"])
+
+
+def test_stems():
+    assert NOTEBOOKS and {p.stem for p in NOTEBOOKS} <= STEMS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_paper_notebooks_read_records_only(path):
+    text = source(path)
+    for room in ("train", "losses", "models", "miners", "batch"):
+        assert f"dmlstudy.{room}" not in text
+    assert "import torch" not in text
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_outputs_stand_beside(path):
+    outputs = ROOT / "outputs"
+    table, figure = outputs / "tables" / path.stem, outputs / "figures" / path.stem
+    if table.with_suffix(".md").exists():
+        text = table.with_suffix(".md").read_text()
+        assert "embedded" in text and "validation" in text
+        assert len(pd.read_csv(table.with_suffix(".csv"))) > 3
+    else:
+        assert figure.with_suffix(".png").stat().st_size > 5000 and figure.with_suffix(".pdf").stat().st_size > 5000

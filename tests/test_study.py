@@ -1,0 +1,98 @@
+"""Profiles are sound, and what they use was chosen on validation classes by recorded trials."""
+
+import json
+
+import pytest
+
+from dmlstudy.core import asset
+from dmlstudy.data import DATASETS
+from dmlstudy.objectives import METHODS
+from dmlstudy.records import read_batch, selected, tidy
+from dmlstudy.study import PROFILES, SEARCH_FOLDS, SEARCH_SEED, choose, jobs_of, run_of, runs_of, scores, trials
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_run_of_a_profile_can_be_made(name):
+    profile = PROFILES[name]
+    assert set(profile.methods) <= METHODS.keys()
+    if name != "paper":
+        assert set(profile.datasets) <= DATASETS.keys()
+    runs = [run for job in jobs_of(name) for run in job.runs()]
+    assert (
+        len({run.key() for run in runs})
+        == len(runs)
+        == len(profile.datasets) * len(profile.seeds) * len(profile.methods)
+    )
+
+
+def test_paper_profile_is_the_published_protocol():
+    roth, sec = run_of("paper", "sop", "Softmax"), run_of("paper", "cars196", "MS")
+    assert (roth.batch_size, roth.samples_per_class, roth.embed_dim, roth.lr) == (112, 2, 128, 1e-5)
+    assert (roth.weight_decay, roth.steps, roth.optimizer, roth.fold) == (4e-4, 100 * 531, "adam", -1)
+    assert (sec.batch_size, sec.samples_per_class, sec.embed_dim, sec.head) == (120, 5, 512, "bn")
+    assert (sec.lr, sec.lr_decay, sec.milestones, sec.steps, sec.replacement) == (1e-5, 0.5, "0.5,0.75", 8000, False)
+
+
+def test_tuned_values_are_what_the_search_chose():
+    assert choose(read_batch("glyphs_search")) == json.loads(asset("tuned_glyphs.json").read_text())
+
+
+def test_search_never_saw_the_seeds_of_the_study_and_gave_equal_budgets():
+    records = read_batch("glyphs_search")
+    assert {r["run"]["seed"] for r in records} == {SEARCH_SEED}
+    assert not {SEARCH_SEED} & set(PROFILES["glyphs"].seeds)
+    table = scores(records)
+    assert set(table["folds"]) == {len(SEARCH_FOLDS)}
+    budgets = table.groupby(["dataset", "method"]).size().reset_index(name="trials")
+    for _, row in budgets.iterrows():
+        kind = METHODS[row["method"]].regularizer
+        assert row["trials"] == (8 if kind else 4), row.to_dict()
+    for dataset in PROFILES["glyphs"].datasets:
+        searched = {m for m in PROFILES["glyphs"].methods if METHODS[m].loss}
+        assert set(budgets[budgets["dataset"] == dataset]["method"]) == searched
+
+
+def test_trials_are_judged_on_validation_classes_only():
+    record = json.loads(json.dumps(read_batch("glyphs_search")[0]))
+    before = scores([record])["score"][0]
+    for name, values in record["curves"]["test"].items():
+        record["curves"]["test"][name] = [0.0] * len(values)
+    assert scores([record])["score"][0] == before
+
+
+def test_committed_records_are_those_of_the_profile():
+    runs = {run.key(): run for job in jobs_of("glyphs") for run in job.runs()}
+    records = {r["key"]: r for r in read_batch("glyphs")}
+    assert records.keys() == runs.keys()
+    for key, record in records.items():
+        assert {name: record["run"][name] for name in vars(runs[key])} == vars(runs[key])
+
+
+def test_records_look_like_learning():
+    """What anyone would check first: chance, floor, start and end are where they must be."""
+    table = tidy("glyphs", read_batch("glyphs")).query("metric == 'recall@1' and selection == 'validation'")
+    mean = table.groupby(["dataset", "method"])["value"].mean().unstack()
+    trained = [m for m in mean.columns if METHODS[m].loss]
+    chance = {"glyphs_fine": 29 / 2879, "glyphs_cross": 29 / 2939, "glyphs_many": 5 / 3773}
+    for dataset, row in mean.iterrows():
+        assert row["Untrained"] > 2 * chance[dataset]
+        assert row["ImageNet"] > row["Untrained"] + 0.1
+        assert (row[trained] > row["ImageNet"] + 0.03).all()
+    over_seeds = table.groupby(["dataset", "method"])["value"].std().groupby("dataset").mean()
+    over_methods = mean[trained].std(axis=1)
+    assert (over_methods > over_seeds).all()
+    for record in read_batch("glyphs"):
+        losses = record["terms"].get("total", [1, 0])
+        assert losses[-1] < losses[0] or METHODS[record["run"]["method"]].miner is not None
+
+
+def test_experiments_split_by_method():
+    assert [r.method for r in runs_of("objectives", "smoke", "glyphs_fine", 0, "SHT; Softmax")] == ["SHT", "Softmax"]
+    assert len(trials("glyphs", "glyphs_fine", "Softmax")) == 4
+    assert trials("glyphs", "glyphs_fine", "ImageNet") == []
+
+
+def test_selection_is_never_better_than_best_on_test():
+    for record in read_batch("glyphs"):
+        best, chosen = selected(record, "best_test"), selected(record, "validation")
+        assert all(best[m] >= chosen[m] for m in ("recall@1", "map_c", "recall@2"))
