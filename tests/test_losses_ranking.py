@@ -1,4 +1,4 @@
-"""Every ranking loss against loops written from its formula, against pytorch-metric-learning, and on batches that break losses."""
+"""Every ranking loss against loops from its formula, pytorch-metric-learning, and batches that break losses."""
 
 import copy
 import math
@@ -20,6 +20,7 @@ from dmlstudy.losses.base import Loss, active_counts, triplet_distances
 
 NAMES = [n for n in ranking.__all__ if n.endswith("Loss") and n != "DrawingLoss"]
 TUPLE = [n for n in NAMES if getattr(ranking, n).uses == "triplets"]
+RAW = [n for n in NAMES if not getattr(ranking, n).normalizes]
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -194,7 +195,7 @@ def loop_tuplet_margin(f, y, triplets=None):
     return mean(tuplets, zero) + 0.5 * spread
 
 
-CASES = {  # name -> (class, arguments, loop, arguments of the loop, scale of the embeddings, labels drawn or paired)
+CASES = {  # name -> (class, arguments, loop, arguments of the loop)
     "contrastive": ("ContrastiveLoss", {}, loop_contrastive, {}),
     "triplet": ("TripletLoss", {}, loop_triplet, {}),
     "triplet, not squared": ("TripletLoss", {"squared": False}, loop_triplet, {"power": 1}),
@@ -253,16 +254,10 @@ def test_quadruplet_loop(seed, given):
     f, labels = batch(seed, classes=5)
     z = unit(f)
     loss = ranking.QuadrupletLoss(margin=0.3, margin_2=0.4, seed=seed)
-    if given:
-        a, p, n = some_triplets(labels)
-        kept = torch.ones_like(a) > 0
-    else:
-        (a, p, n), kept = copy.deepcopy(loss).pairs(labels)
-    draws = torch.rand(len(a) if given else 2 * len(a), generator=generator(seed, "QuadrupletLoss"))[-len(a) :]
-    if not given:  # two calls of the generator
-        g = generator(seed, "QuadrupletLoss")
-        torch.rand(len(a), generator=g)
-        draws = torch.rand(len(a), generator=g)
+    twin = ranking.QuadrupletLoss(seed=seed)  # draws the same
+    (a, p, n), kept = (some_triplets(labels), None) if given else twin.pairs(labels)
+    kept = torch.ones_like(a) > 0 if given else kept
+    draws = twin.draw(len(a), torch.device("cpu"))
     n2, found = ranking.draw_outside(labels, labels[torch.stack((a, n), 1)], draws)
     first, second = [], []
     for i in range(len(a)):
@@ -428,10 +423,11 @@ def test_refused(edge, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_active(name):
-    """Singletons: nothing to rank, and the loss is 0 but for its norm penalty."""
+    """Singletons: nothing to rank, and the loss is 0 but for a norm penalty or a spread of negatives."""
     f, labels = FINITE["singletons"]
     x = f.clone().requires_grad_()
-    value = make(name, **({"l2_weight": 0.0} if hasattr(make(name), "l2_weight") else {}))(x, labels)
+    apart = {"TupletMarginLoss": {"lam": 0.0}, **dict.fromkeys(RAW, {"l2_weight": 0.0})}
+    value = make(name, **apart.get(name, {}))(x, labels)
     value.backward()
     assert value == 0 and (x.grad == 0).all()
 
@@ -546,7 +542,8 @@ def test_no_host(name, variant):
     with FakeTensorMode():
         f = torch.empty(8, 4, device="cuda", requires_grad=True)
         labels = torch.empty(8, dtype=torch.int64, device="cuda")
-        loss = make(name, variant=variant, **({"n_classes": 4} if name == "MarginLoss" else {})).to("cuda")
+        with torch.device("cuda"):
+            loss = make(name, variant=variant, **({"n_classes": 4} if name == "MarginLoss" else {}))
         for given in [None] if loss.uses == "batch" else [None, (labels, labels, labels)]:
             value = loss(f, labels, given)
             assert value.device.type == "cuda" and value.requires_grad

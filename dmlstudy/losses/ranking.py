@@ -454,9 +454,9 @@ class NormalizedNPairLoss(Loss):
         logits = (self.scale * a @ p.T).masked_fill(~found, 0.4 * torch.finfo(z.dtype).min)
         return masked_mean(logits.logsumexp(1) - (self.scale * a * p).sum(1), found)
 
-# %% ../../nbs/50_losses.ranking.ipynb #5ae49064
+# %% ../../nbs/50_losses.ranking.ipynb #ff72f997
 class TupletMarginLoss(Loss):
-    "Softmax of each positive, made harder by an angle, against all negatives, plus a penalty on the pairs' spread"
+    "Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs"
 
     def __init__(
         self,
