@@ -424,7 +424,7 @@ class MultiSimilarityLoss(Loss):
         n_anchors = len(z) if self.mean_over == "batch" else keep_n.any(1).sum().clamp(min=1)
         return (pull + push).sum() / n_anchors
 
-# %% ../../nbs/50_losses.ranking.ipynb #e2482322
+# %% ../../nbs/50_losses.ranking.ipynb #3ac2713a
 def first_two(
     labels: Tensor,  # (B,)
 ) -> tuple[Tensor, Tensor, Tensor]:  # firsts, seconds: indices, (B // 2,); which of them are classes, (B // 2,)
@@ -450,13 +450,13 @@ class NormalizedNPairLoss(Loss):
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
         firsts, seconds, found = first_two(labels)
-        a, p = z.index_select(0, torch.cat((firsts, seconds))).split(len(firsts))
+        a, p = (z.index_select(0, index) for index in (firsts, seconds))
         logits = (self.scale * a @ p.T).masked_fill(~found, 0.4 * torch.finfo(z.dtype).min)
         return masked_mean(logits.logsumexp(1) - (self.scale * a * p).sum(1), found)
 
-# %% ../../nbs/50_losses.ranking.ipynb #5ae49064
+# %% ../../nbs/50_losses.ranking.ipynb #ff72f997
 class TupletMarginLoss(Loss):
-    "Softmax of each positive, made harder by an angle, against all negatives, plus a penalty on the pairs' spread"
+    "Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs"
 
     def __init__(
         self,
