@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['BEAT', 'STALE', 'POLL', 'START_UP', 'test_clock', 'this_host', 'this_process', 'is_dead', 'Lock', 'owner_of', 'note',
            'history', 'given_up', 'last_error', 'once', 'attempt', 'FailedRuns', 'explained', 'each_once', 'name_of',
-           'is_stopped', 'notebooks', 'papermill', 'end_kernels', 'Failure', 'execute', 'typical', 'shards',
-           'local_workers', 'default_workers', 'run_batch', 'clock', 'label', 'Progress', 'failure_table', 'plan_file',
-           'standing', 'state_of', 'gather', 'collect', 'show']
+           'is_stopped', 'notebooks', 'papermill', 'end_kernels', 'Failure', 'execute', 'what_broke', 'typical',
+           'shards', 'local_workers', 'default_workers', 'run_batch', 'clock', 'label', 'Progress', 'failure_table',
+           'plan_file', 'standing', 'state_of', 'gather']
 
-# %% ../nbs/96_batch.ipynb #b4d6e337
+# %% ../nbs/96_batch.ipynb #6e80b55b
 import importlib
 import json
 import math
@@ -31,18 +31,13 @@ from pathlib import Path
 from .core import Run, root
 from dmlstudy.records import (
     StaleRecord,
-    batch_file,
     check_record,
     load_record,
     outputs,
-    read_batch,
     recorded,
     run_folder,
     save_record,
-    shown,
-    tidy,
     write_atomically,
-    write_batch,
 )
 from .study import Job, jobs_of
 
@@ -365,7 +360,7 @@ def _environment(batch: str) -> dict[str, str]:
 _slot = threading.local()  # what belongs to one worker thread: its GPU
 _kernels: set = set()  # of this process, to end them on Ctrl-C
 
-# %% ../nbs/96_batch.ipynb #d1a64f4d
+# %% ../nbs/96_batch.ipynb #44e6b275
 def papermill(
     source: Path,  # a notebook with a cell of parameters
     target: Path,  # where the executed copy goes
@@ -382,14 +377,15 @@ def papermill(
     class Kernel(AsyncKernelManager):
         async def start_kernel(self, **options):
             self.transport, self.connection_file = "ipc", str(folder / "k.json")
-            environment = {**_environment(batch), "IPYTHONDIR": str(folder)}
-            await super().start_kernel(**{**options, "env": environment})
+            options |= {"env": {**_environment(batch), "IPYTHONDIR": str(folder)}, "cwd": str(root())}
+            await super().start_kernel(**options)
             _kernels.add(self)
             if is_stopped(batch):
                 end_kernels()
 
         def format_kernel_cmd(self, extra_arguments=None):
-            options = ["--HistoryManager.enabled=False", *(extra_arguments or [])]
+            options = ["--HistoryManager.enabled=False", "--InteractiveShellApp.ignore_cwd=True"]
+            options += extra_arguments or []
             return [sys.executable, "-m", "ipykernel_launcher", "-f", self.connection_file, *options]
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
@@ -420,7 +416,7 @@ class Failure:
     cell: int | None = None  # its number in there, counted from 0
     key: str = ""  # of the run; empty if the notebook itself failed
 
-# %% ../nbs/96_batch.ipynb #4195918c
+# %% ../nbs/96_batch.ipynb #2a2e99b5
 def execute(
     job: Job,
     folder: str = "",  # the root of the study; empty: that of this process
@@ -438,7 +434,7 @@ def execute(
             papermill(source, job.notebook(), parameters, batch)
         except Exception as error:
             died = type(error).__name__ == "DeadKernelError"
-            broken, cell = _broken(error), getattr(error, "cell_index", None)
+            broken, cell = what_broke(error), getattr(error, "cell_index", None)
         if not died or is_stopped(batch):
             break
         deaths += not _note_killed(runs, batch)
@@ -462,7 +458,10 @@ def _why(run: Run, batch: str) -> str:
     return errors[-1] if errors else ""
 
 
-def _broken(error: Exception) -> str:
+def what_broke(
+    error: Exception,  # raised by `papermill`
+) -> str:  # kind and message
+    "What ended the execution of a notebook"
     if hasattr(error, "evalue"):  # of a cell
         return f"{error.ename}: {error.evalue}"
     if type(error).__name__ == "DeadKernelError":
@@ -818,7 +817,7 @@ def state_of(
         pass
     return "failed" if last_error(folder) else ""
 
-# %% ../nbs/96_batch.ipynb #44ecfc81
+# %% ../nbs/96_batch.ipynb #7481a2c4
 def gather(
     jobs: Iterable[Job],
     kept: Iterable[Mapping] = (),  # records to be taken where there is none in `outputs/runs`
@@ -833,43 +832,3 @@ def gather(
             if record is not None:
                 found.append(record)
     return found
-
-
-def collect(
-    profile: str,
-    jobs: Iterable[Job] = (),  # besides those of the profile
-    workers: int = 0,
-    out: Callable[[str], None] = print,
-) -> list[Failure]:  # empty if all is well
-    "Write the records and results of a profile, then its tables, figures and report"
-    jobs = [job for job in (*jobs_of(profile), *jobs) if job.experiment != "search"]
-    kept = read_batch(profile) if batch_file(profile).exists() else []
-    records = gather(jobs, kept)
-    if not records:
-        out(f"profile {profile} has no finished run yet: no tables were made")
-        return []
-    write_batch(profile, records)
-    return show(profile, workers, out)
-
-# %% ../nbs/96_batch.ipynb #00e0c02d
-def show(
-    profile: str,
-    workers: int = 0,
-    out: Callable[[str], None] = print,
-) -> list[Failure]:  # empty if all is well
-    "Make results.csv, tables, figures and report from the kept records of a profile"
-    records, began = read_batch(profile), time.perf_counter()
-    results = tidy(profile, records).to_csv(index=False, lineterminator="\n")
-    write_atomically(shown(profile) / "results.csv", results)
-    sources = sorted((notebooks() / "paper").glob("*.ipynb"))
-    target = lambda source: outputs() / "notebooks" / "paper" / f"{profile}-{source.name}"
-    with ThreadPoolExecutor(workers or default_workers()) as pool:
-        pending = {s: pool.submit(papermill, s, target(s), {"profile": profile}) for s in sources}
-    failures = []
-    for source, future in pending.items():
-        if error := future.exception():
-            cell = getattr(error, "cell_index", None)
-            failures.append(Failure(f"{source.parent.name}/{source.name}", _broken(error), str(target(source)), cell))
-    spent = clock(time.perf_counter() - began)
-    out(f"{len(records)} records, {len(sources)} notebooks of tables and figures in {spent}")
-    return failures

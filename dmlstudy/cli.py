@@ -46,10 +46,11 @@ def asked_jobs(
     chosen = names(args.experiments), names(args.datasets), numbers(args.seeds), names(args.methods, ";")
     return jobs_of(args.profile, *chosen)
 
-# %% ../nbs/98_cli.ipynb #d5a148f1
+# %% ../nbs/98_cli.ipynb #6ae93a39
 def run(args: argparse.Namespace) -> int:  # exit status
     "Train what is missing, then make results, tables, figures and report"
-    from dmlstudy.batch import collect, run_batch
+    from dmlstudy.batch import run_batch
+    from dmlstudy.report import collect
 
     jobs, began = asked_jobs(args), time.perf_counter()
     if args.dry_run:
@@ -171,10 +172,10 @@ def status(args: argparse.Namespace) -> int:  # exit status
         print(f"no batch was begun in {outputs()}: dmlstudy run begins one")
     return 0
 
-# %% ../nbs/98_cli.ipynb #1afc417a
+# %% ../nbs/98_cli.ipynb #361cd7c5
 def tables(args: argparse.Namespace) -> int:  # exit status
     "Make results, tables, figures and report from the kept records of a profile; trains nothing"
-    from dmlstudy.batch import show
+    from dmlstudy.report import show
 
     lookup("profile", args.profile, PROFILES)
     began = time.perf_counter()
