@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # torch is imported where it is used, so that what only reads records starts at once
     import torch
 
-# %% ../nbs/00_core.ipynb #86172cdd
+# %% ../nbs/00_core.ipynb #cb9487aa
 @dataclass(frozen=True)
 class Run:
     "Everything that decides the outcome of one training run, flat, with the protocol's defaults"
@@ -40,7 +40,7 @@ class Run:
     model: str = "convnet"  # name in MODELS
     embed_dim: int = 64  # dimension of the embedding
     weights: str = "glyphs"  # pre-trained weights: a name, a file, or "none"
-    train_stem: bool = False  # train the whole network; False: the stem is frozen and its output cached
+    train_stem: bool = False  # train the whole convnet; False: its stem is frozen and its output cached
     head: str = "linear"  # last layer: linear, bn (batch normalisation before it, as in SEC), bn_after or weight_norm
     freeze_bn: bool = True  # batch normalisation of the backbone keeps its statistics, its affine part is trained
     # batches
@@ -57,6 +57,7 @@ class Run:
     decay_bn: bool = True  # the decay acts on the affine part of batch normalisation too
     steps: int = 2000  # optimiser steps
     lr_decay: float = 1.0  # factor on all learning rates at each milestone
+    precision: str = "float32"  # of the network: float32 (as published), tf32 or bf16; losses are always float32
     milestones: str = ""  # fractions of the steps at which the learning rates decay, such as "0.5,0.75"
     seed: int = 0  # of everything random in a run: new weights, batches, views, tuples
     # measurement

@@ -90,13 +90,13 @@ def load_record(
         return None
     return check_record(record, run)
 
-# %% ../nbs/90_records.ipynb #37bfdb1d
+# %% ../nbs/90_records.ipynb #71ef1b6a
 def check_record(
     record: Mapping,
     run: Run,  # whose record it should be
 ) -> dict:  # the record
     "Refuse a record of other settings"
-    asked, found = asdict(run), dict(record.get("run", {}))
+    asked, found = asdict(run), {**asdict(Run()), **(record.get("run") or dict.fromkeys(asdict(Run())))}
     wrong = sorted(name for name in asked.keys() | found.keys() if asked.get(name, "") != found.get(name, ""))
     if wrong:
         told = ", ".join(f"{name}: asked {asked.get(name)!r}, recorded {found.get(name)!r}" for name in wrong)
@@ -104,7 +104,7 @@ def check_record(
             f"the record under {run.key()} is of another run ({told}). "
             f"It was made by another version: move {run_folder(run)} away, and the run is made again."
         )
-    return dict(record)
+    return {**record, "run": found}
 
 # %% ../nbs/90_records.ipynb #454e9dfc
 def batch_file(

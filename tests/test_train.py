@@ -67,11 +67,11 @@ def test_learning_rates_decay_at_milestones():
     run = make_run(TINY, lr=1e-3, lr_decay=0.1, milestones="0.5", head_lr_factor=2.0)
     assert milestone_steps(run) == [3]
     feed = Feed(run, splits_of(run), torch.device("cpu"))
-    state, sampler = start(run, feed, torch.device("cpu")), None
-    sampler = sampler_of(run, feed.labels["train"])
-    train_steps(state, feed, sampler, 3)
+    state, sampler = start(run, feed, torch.device("cpu")), sampler_of(run, feed.labels["train"])
+    batches = feed.stream(sampler, 0, run.steps)
+    train_steps(state, batches, sampler, 3)
     assert [g["lr"] for g in state.optimizer.param_groups][:2] == [1e-3, 2e-3]
-    train_steps(state, feed, sampler, 4)
+    train_steps(state, batches, sampler, 4)
     assert [g["lr"] for g in state.optimizer.param_groups][:2] == pytest.approx([1e-4, 2e-4])
 
 
@@ -80,7 +80,8 @@ def test_frozen_parts_do_not_move():
     feed = Feed(run, splits_of(run), torch.device("cpu"))
     state = start(run, feed, torch.device("cpu"))
     before = {k: v.clone() for k, v in state.model.state_dict().items()}
-    train_steps(state, feed, sampler_of(run, feed.labels["train"]), 3)
+    sampler = sampler_of(run, feed.labels["train"])
+    train_steps(state, feed.stream(sampler, 0, 3), sampler, 3)
     moved = {k for k, v in state.model.state_dict().items() if not torch.equal(before[k], v)}
     assert moved == {
         "backbone.tail.0.weight",

@@ -5,20 +5,25 @@
 # %% auto #0
 __all__ = ['DATASETS', 'make_data']
 
-# %% ../../nbs/19_data.ipynb #71f4e0e8
+# %% ../../nbs/19_data.ipynb #a98f488b
 from pathlib import Path
 
 from ..core import lookup
 from .glyphs import RECIPES, load_glyphs
+from .images import IMAGE_SETS
 from .splits import Data
 
-# %% ../../nbs/19_data.ipynb #d4244dca
-DATASETS = {name: load_glyphs for name in RECIPES}  # name -> function of name and root
+# %% ../../nbs/19_data.ipynb #588c0e73
+# name -> function of name and root
+DATASETS = {
+    **{name: load_glyphs for name in RECIPES},
+    **{name: lambda name, root: IMAGE_SETS[name](root) for name in IMAGE_SETS},
+}
 
 
 def make_data(
     name: str,  # name in DATASETS
-    root: str | Path | None = None,  # where the data lie: for embedded sets the cache; None: the usual place
+    root: str | Path | None = None,  # where the data lie, for embedded sets the cache; None: the usual place
 ) -> Data:  # class-disjoint training and test splits
     "A data set by name"
     return lookup("data set", name, DATASETS)(name, root)

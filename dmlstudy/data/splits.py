@@ -37,14 +37,17 @@ class Split:
     def counts(self) -> Tensor:  # (C,), images of each class
         return torch.bincount(self.labels, minlength=len(self.class_names))
 
-# %% ../../nbs/09_data.splits.ipynb #23d95411
+# %% ../../nbs/09_data.splits.ipynb #50bb9060
 def take(
     split: Split,
     indices: Tensor,  # (M,), positions in the split
 ) -> Split:  # M images, same classes
     "Some images of a split"
     images = split.images
-    images = images[indices] if isinstance(images, Tensor) else [images[i] for i in indices.tolist()]
+    if isinstance(images, Tensor):
+        images = images[indices]
+    else:  # files are not read to be chosen
+        images = images.take(indices) if hasattr(images, "take") else [images[i] for i in indices.tolist()]
     return replace(split, images=images, labels=split.labels[indices])
 
 

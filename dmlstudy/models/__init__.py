@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['HEADS', 'MODELS', 'make_head', 'EmbeddingNet', 'make_model']
 
-# %% ../../nbs/39_models.ipynb #d624a042
+# %% ../../nbs/39_models.ipynb #298866a7
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from ..core import generator, lookup
-from .backbones import freeze_batchnorm
+from .backbones import BACKBONES, freeze_batchnorm, make_backbone
 from .convnet import init_weights, make_convnet
 
 # %% ../../nbs/39_models.ipynb #9afbc537
@@ -71,14 +71,20 @@ class EmbeddingNet(nn.Module):
                         layer.running_var.copy_(features.var(0))
                     features = layer.eval()(features)
 
-# %% ../../nbs/39_models.ipynb #d6b3d4e5
-MODELS = {
-    "convnet": lambda weights, rng: make_convnet(weights or "none", rng)
-}  # name -> backbone of weights and generator
+# %% ../../nbs/39_models.ipynb #b177d99f
+MODELS = {  # name -> function of weights and generator that makes a backbone
+    "convnet": lambda weights, rng: make_convnet(weights or "none", rng),
+    **{name: lambda weights, rng, name=name: _backbone(name, weights, rng) for name in BACKBONES},
+}
+
+
+def _backbone(name: str, weights: str | None, rng: torch.Generator) -> nn.Module:
+    seed = int(torch.randint(2**31, (), generator=rng))
+    return make_backbone(name, weights, seed=seed)
 
 
 def make_model(
-    name: str,  # name in MODELS
+    name: str,  # name in MODELS, or timm:NAME for a network of timm
     dim: int,  # dimension of the embedding
     weights: str | None = None,  # pre-trained weights of the backbone by name or file; None or "none": new ones
     freeze_bn: bool = True,  # the backbone's batch normalisation keeps its statistics
@@ -87,7 +93,10 @@ def make_model(
 ) -> EmbeddingNet:  # images -> raw embeddings
     "A network by name"
     rng = rng or generator(0, "model")
-    backbone = lookup("model", name, MODELS)(None if weights == "none" else weights, rng)
-    if freeze_bn:
-        freeze_batchnorm(backbone)
-    return EmbeddingNet(backbone, make_head(head, backbone.dim, dim, rng))
+    weights = None if weights == "none" else weights
+    with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator before we draw again
+        timm = name.startswith("timm:")
+        backbone = _backbone(name, weights, rng) if timm else lookup("model", name, MODELS)(weights, rng)
+        if freeze_bn:
+            freeze_batchnorm(backbone)
+        return EmbeddingNet(backbone, make_head(head, backbone.dim, dim, rng))
