@@ -7,9 +7,10 @@ __all__ = ['VARIANTS', 'Loss', 'check_owner', 'check_classes', 'zero', 'masked_m
            'similarities', 'batch_distances', 'triplet_distances', 'active_counts', 'all_triplet_hinge',
            'triplets_per_anchor']
 
-# %% ../../nbs/49_losses.base.ipynb #a99cca1a
+# %% ../../nbs/49_losses.base.ipynb #917aee75
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core import lookup
@@ -95,7 +96,7 @@ def zero(
     "A zero with gradient zero for f, even where f is not finite"
     return f[:0].sum()
 
-# %% ../../nbs/49_losses.base.ipynb #02d63318
+# %% ../../nbs/49_losses.base.ipynb #9ae393d3
 def masked_mean(
     x: Tensor,  # any shape
     mask: Tensor,  # boolean, of x's shape
@@ -104,12 +105,32 @@ def masked_mean(
     return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
+class _LogSumExp(torch.autograd.Function):
+    "Keeps the softmax for the backward pass; shares below 1e-17 are 0, since products of denormals are slow"
+
+    @staticmethod
+    def forward(ctx, x, mask):
+        left_out = ~mask
+        shares = x.masked_fill(left_out, 0.4 * torch.finfo(x.dtype).min)
+        top = shares.amax(1, keepdim=True)
+        shares = shares.sub_(top).clamp_(min=-50).exp_().masked_fill_(left_out, 0)
+        F.threshold_(shares, 1e-17, 0.0)
+        total = shares.sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
+        ctx.save_for_backward(shares.div_(total))
+        return total.log_().add_(top)[:, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0] * torch.where(grad.abs() > 1e-20, grad, 0.0)[:, None], None
+
+
 def log_sum_exp(
-    x: Tensor,  # (N, M)
+    x: Tensor,  # (N, M), at least one column
     mask: Tensor,  # (N, M), which entries count
 ) -> Tensor:  # (N,), about -1e38 (finite) for a row without entries
-    "log of the sum of exp over the entries that the mask keeps, for each row"
-    return torch.where(mask, x, 0.4 * torch.finfo(x.dtype).min).logsumexp(1)
+    "log of the sum of exp over the entries that the mask keeps, for each row; differentiable once"
+    return _LogSumExp.apply(x, mask)
 
 
 def log1p_sum_exp(
@@ -120,7 +141,7 @@ def log1p_sum_exp(
     "log(1 + sum of exp(x - minus)) over the entries that the mask keeps, for each row, without overflow"
     return F.softplus(log_sum_exp(x, mask) - minus, threshold=60)
 
-# %% ../../nbs/49_losses.base.ipynb #ff7c40b8
+# %% ../../nbs/49_losses.base.ipynb #ee367a34
 class _Gram(torch.autograd.Function):
     "x @ x.T with the gradient in one matrix product"
 
@@ -141,18 +162,37 @@ def similarities(
     return _Gram.apply(x)
 
 
+class _BatchDistances(torch.autograd.Function):
+    "Distances from one product, with the gradient in one product"
+
+    @staticmethod
+    def forward(ctx, x, squared):
+        s = x @ x.T
+        norm2 = s.diagonal()
+        d = (norm2[:, None] + norm2).sub_(s, alpha=2).clamp_(min=0)
+        d = d if squared else d.sqrt_()
+        ctx.save_for_backward(x, d)
+        ctx.squared = squared
+        return d
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, d = ctx.saved_tensors
+        pull = 2 * grad if ctx.squared else torch.where(d > 0, grad / d, 0.0)
+        pull = pull + pull.T
+        return pull.sum(1, keepdim=True) * x - pull @ x, None
+
+
 def batch_distances(
     x: Tensor,  # points, (B, D)
     squared: bool = False,  # return d² instead of d
     offset: float = 0.0,  # added to each coordinate of the differences, as `F.pairwise_distance` does
 ) -> Tensor:  # (B, B)
-    "All Euclidean distances within a batch"
-    s = similarities(x)
-    norm2 = s.diagonal()
-    d2 = norm2[:, None] + norm2 - 2 * s
-    if offset:
-        total = x.sum(1)
-        d2 = d2 + 2 * offset * (total[:, None] - total) + x.shape[1] * offset**2
+    "All Euclidean distances within a batch, with gradient 0 for equal points"
+    if not offset:
+        return _BatchDistances.apply(x, squared)
+    total = x.sum(1)
+    d2 = _BatchDistances.apply(x, True) + 2 * offset * (total[:, None] - total) + x.shape[1] * offset**2
     return d2.clamp(min=0) if squared else safe_sqrt(d2)
 
 # %% ../../nbs/49_losses.base.ipynb #cb8964d0

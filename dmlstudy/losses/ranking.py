@@ -424,7 +424,7 @@ class MultiSimilarityLoss(Loss):
         n_anchors = len(z) if self.mean_over == "batch" else keep_n.any(1).sum().clamp(min=1)
         return (pull + push).sum() / n_anchors
 
-# %% ../../nbs/50_losses.ranking.ipynb #3ac2713a
+# %% ../../nbs/50_losses.ranking.ipynb #7e7903e1
 def first_two(
     labels: Tensor,  # (B,)
 ) -> tuple[Tensor, Tensor, Tensor]:  # firsts, seconds: indices, (B // 2,); which of them are classes, (B // 2,)
@@ -450,9 +450,10 @@ class NormalizedNPairLoss(Loss):
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
         firsts, seconds, found = first_two(labels)
-        a, p = (z.index_select(0, index) for index in (firsts, seconds))
-        logits = (self.scale * a @ p.T).masked_fill(~found, 0.4 * torch.finfo(z.dtype).min)
-        return masked_mean(logits.logsumexp(1) - (self.scale * a * p).sum(1), found)
+        logits = (self.scale * z.index_select(0, firsts)) @ z.index_select(0, seconds).T
+        logits = logits.masked_fill(~found, 0.4 * torch.finfo(z.dtype).min)
+        own = torch.arange(len(found), device=z.device)
+        return masked_mean(F.cross_entropy(logits, own, reduction="none"), found)
 
 # %% ../../nbs/50_losses.ranking.ipynb #ff72f997
 class TupletMarginLoss(Loss):
