@@ -1,4 +1,4 @@
-"""Metrics against naive loops, scikit-learn, pytorch-metric-learning and numpy, with ties, duplicates and odd shapes."""
+"""Metrics against naive loops and other libraries, with ties, duplicates and odd shapes."""
 
 import math
 import sys
@@ -424,7 +424,7 @@ def test_embeddings_that_are_not_finite_are_counted_and_located(wrong):
 
 def test_every_name_of_the_default_is_known_and_global_randomness_is_untouched():
     f, labels = embedding()
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert set(evaluate(f, labels)) == set(DEFAULT)
