@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['CLUSTERING', 'closest', 'closest_again', 'Clustering', 'kmeans', 'update', 'Contingency', 'contingency', 'entropy',
-           'mutual_information', 'nmi', 'expected_mutual_information', 'ami', 'math_sign', 'f1', 'agreement']
+           'mutual_information', 'nmi', 'expected_mutual_information', 'log_binomial', 'ami', 'f1', 'agreement']
 
-# %% ../../nbs/71_metrics.clustering.ipynb #68d8d475
-from collections.abc import Callable
+# %% ../../nbs/71_metrics.clustering.ipynb #51db9bc8
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,7 @@ def closest_again(
             clusters[rows] = torch.where(better, index, clusters[rows])
     return scores, clusters
 
-# %% ../../nbs/71_metrics.clustering.ipynb #7ec043ca
+# %% ../../nbs/71_metrics.clustering.ipynb #95f4d693
 @dataclass(frozen=True)
 class Clustering:
     "What k-means found"
@@ -74,11 +75,12 @@ class Clustering:
     inertia: float  # mean squared distance of the points to their centroids
     rounds: int  # rounds until nothing moved, or the limit
 
-
+# %% ../../nbs/71_metrics.clustering.ipynb #66864de0
 def kmeans(
     points: Tensor,  # (N, D) float32
     k: int,  # clusters, at most N
     seed: int = 0,  # of the starting points
+    restart: int = 0,  # number of the start with this seed
     rounds: int = 20,  # updates of the centroids
     backend: str = "auto",  # who finds the nearest centroid: torch, faiss; auto: torch
     budget: int = 2**28,  # bytes for one tile
@@ -92,13 +94,11 @@ def kmeans(
     centre = points.mean(0, dtype=torch.float64)
     x = torch.ones(n, d + 1, device=points.device)
     x[:, :d] = points - centre.float()
-    start = torch.randperm(n, generator=generator(seed, "kmeans"))[:k].to(x.device)
+    start = torch.randperm(n, generator=generator(seed, "kmeans", restart))[:k].to(x.device)
     centroids, scores, clusters = x[start, :d], None, None
     moved = torch.ones(k, dtype=torch.bool, device=x.device)
-    tile = torch.empty(
-        min(1024 if x.device.type == "cpu" else 8192, n, max(1, budget // (4 * min(k, 8192)))) * min(k, 8192),
-        device=x.device,
-    )
+    rows, width = 1024 if x.device.type == "cpu" else 8192, min(k, 8192)
+    tile = torch.empty(min(rows, n, max(1, budget // (4 * width))) * width, device=x.device)
     zero = torch.zeros(d, dtype=torch.float64, device=x.device)
     bar = tqdm(total=rounds + 1, desc="k-means", unit="round", delay=4, leave=False, disable=not progress)
     for done in range(rounds + 1):
@@ -114,12 +114,12 @@ def kmeans(
     inertia = x[:, :d].square().sum(1).double().mean() - 2 * scores.double().mean()
     return Clustering(clusters, centroids + centre.float(), max(float(inertia), 0.0), done)
 
-
+# %% ../../nbs/71_metrics.clustering.ipynb #ac8ce5cd
 def _closest_faiss(x, gallery, tile):
     scores, index = faiss_index(gallery).search(x.cpu().numpy(), 1)
     return torch.from_numpy(scores[:, 0]).to(x.device), torch.from_numpy(index[:, 0]).to(x.device)
 
-
+# %% ../../nbs/71_metrics.clustering.ipynb #3a0ae976
 def update(
     x: Tensor,  # points, (N, D)
     clusters: Tensor,  # their clusters, (N,)
@@ -140,7 +140,7 @@ def update(
     new[empty], new[donors] = new[donors] * (1 + sign / 1024), new[donors] * (1 - sign / 1024)
     return new
 
-# %% ../../nbs/71_metrics.clustering.ipynb #7444b6c4
+# %% ../../nbs/71_metrics.clustering.ipynb #9a0e0aed
 @dataclass(frozen=True)
 class Contingency:
     "How classes and clusters overlap, on the CPU, in float64"
@@ -151,7 +151,7 @@ class Contingency:
     a: Tensor  # images of each class, (C,)
     b: Tensor  # images of each cluster that is not empty, (K,)
 
-
+# %% ../../nbs/71_metrics.clustering.ipynb #cc81b570
 def contingency(
     labels: Tensor,  # (N,)
     clusters: Tensor,  # (N,)
@@ -162,81 +162,91 @@ def contingency(
     pair, n = (rows * len(b) + columns).unique(return_counts=True)
     return Contingency(n.double(), pair // len(b), pair % len(b), a.double(), b.double())
 
-# %% ../../nbs/71_metrics.clustering.ipynb #3c59d687
-def entropy(size: Tensor) -> float:  # nats
+# %% ../../nbs/71_metrics.clustering.ipynb #ff14f4f8
+def entropy(
+    size: Tensor,  # images of each part
+) -> float:  # nats
     "Entropy of a partition with parts of these sizes"
     p = size / size.sum()
-    return float(-(p * p.log()).sum())
+    return float(torch.special.entr(p).sum())
 
-
-def mutual_information(t: Contingency) -> float:  # nats
+# %% ../../nbs/71_metrics.clustering.ipynb #6a0e52fb
+def mutual_information(
+    t: Contingency,
+) -> float:  # nats
     "What the cluster says about the class"
     total = t.a.sum()
     return max(float((t.n / total * (total * t.n / (t.a[t.row] * t.b[t.column])).log()).sum()), 0.0)
 
-
-def nmi(t: Contingency) -> float:  # 0 to 1
+# %% ../../nbs/71_metrics.clustering.ipynb #50723558
+def nmi(
+    t: Contingency,
+) -> float:  # 0 to 1
     "Normalised mutual information, by the mean of both entropies"
     h = entropy(t.a) + entropy(t.b)
     return 1.0 if h == 0 else min(2 * mutual_information(t) / h, 1.0)
 
-
-def expected_mutual_information(t: Contingency) -> float:  # nats
+# %% ../../nbs/71_metrics.clustering.ipynb #f189a881
+def expected_mutual_information(
+    t: Contingency,
+) -> float:  # nats
     "Mean mutual information of two random partitions with these sizes"
     total = t.a.sum()
     (a, times_a), (b, times_b) = t.a.unique(return_counts=True), t.b.unique(return_counts=True)
-    log_factorial = lambda x: torch.lgamma(x + 1)
     expected = 0.0
     for size, times in zip(a, times_a, strict=True):
         n = torch.arange(1, int(size) + 1, dtype=torch.float64)
         step = max(1, 2**20 // int(size))
-        for sizes, weights in zip(b.split(step), times_b.split(step), strict=True):
-            s, m = sizes[:, None], n[None]
-            possible = (m <= s) & (m >= size + s - total)
-            rest = (s - m).clamp(min=0), (total - size - s + m).clamp(min=0)
-            log_p = log_factorial(size) + log_factorial(s) + log_factorial(total - size) + log_factorial(total - s)
-            log_p = log_p - log_factorial(total) - log_factorial(m) - log_factorial(size - m)
-            log_p = log_p - log_factorial(rest[0]) - log_factorial(rest[1])
-            value = m / total * (total * m / (size * s)).log() * log_p.exp()
-            expected += float(times * (weights[:, None] * value.masked_fill(~possible, 0)).sum())
+        for s, weights in zip(b[:, None].split(step), times_b[:, None].split(step), strict=True):
+            possible = (n <= s) & (n >= size + s - total)
+            ways = log_binomial(size, n) + log_binomial(total - size, (s - n).clamp(min=0)) - log_binomial(total, s)
+            value = n / total * (total * n / (size * s)).log() * ways.exp()
+            expected += float(times * (weights * value.masked_fill(~possible, 0)).sum())
     return expected
 
+# %% ../../nbs/71_metrics.clustering.ipynb #e8af3576
+def log_binomial(
+    n: Tensor,
+    k: Tensor,  # 0 to n; beyond n the value means nothing
+) -> Tensor:
+    "Logarithm of n over k"
+    return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma((n - k).clamp(min=0) + 1)
 
-def ami(t: Contingency) -> float:  # 1: equal partitions; 0: as good as chance
+# %% ../../nbs/71_metrics.clustering.ipynb #a3a09969
+def ami(
+    t: Contingency,
+) -> float:  # 1: equal partitions; 0: as good as chance
     "Mutual information over that of chance, normalised by the mean of both entropies"
-    if len(t.n) == len(t.a) == len(t.b):
+    if len(t.n) == len(t.a) == len(t.b):  # the same partition
         return 1.0
     expected = expected_mutual_information(t)
     room = (entropy(t.a) + entropy(t.b)) / 2 - expected
-    return (mutual_information(t) - expected) / (math_sign(room) * max(abs(room), 2.0**-52))
+    return (mutual_information(t) - expected) / math.copysign(max(abs(room), 2.0**-52), room)
 
-
-def math_sign(x: float) -> float:
-    "1 or -1"
-    return -1.0 if x < 0 else 1.0
-
-
-def f1(t: Contingency) -> float:  # 0 to 1
+# %% ../../nbs/71_metrics.clustering.ipynb #db208867
+def f1(
+    t: Contingency,
+) -> float:  # 0 to 1
     "F1 over pairs of images: in one class against in one cluster"
-    pairs = lambda size: float((size * (size - 1)).sum())
-    both = pairs(t.a) + pairs(t.b)
-    return 1.0 if both == 0 else 2 * pairs(t.n) / both
+    together, class_pairs, cluster_pairs = (float((size * (size - 1)).sum()) for size in (t.n, t.a, t.b))
+    both = class_pairs + cluster_pairs
+    return 1.0 if both == 0 else 2 * together / both
 
-# %% ../../nbs/71_metrics.clustering.ipynb #0f1b7259
+# %% ../../nbs/71_metrics.clustering.ipynb #b1b68eff
 CLUSTERING: dict[str, Callable] = {"nmi": nmi, "ami": ami, "f1": f1}
 
-
+# %% ../../nbs/71_metrics.clustering.ipynb #ec3be321
 def agreement(
     points: Tensor,  # (N, D) float32
     labels: Tensor,  # (N,)
-    metrics: tuple[str, ...] = tuple(CLUSTERING),  # names in CLUSTERING
+    metrics: Sequence[str] = tuple(CLUSTERING),  # names in CLUSTERING
     restarts: int = 1,  # k-means runs, each from other points
     seed: int = 0,  # of the starting points
     **more,  # of `kmeans`: rounds, backend, budget, progress
 ) -> dict[str, list[float]]:  # a value of each restart
     "k-means with as many clusters as classes, and its agreement with the classes"
     if restarts < 1:
-        raise ValueError(f"k-means must run at least once; got kmeans_restarts={restarts}")
+        raise ValueError(f"k-means must run at least once; got {restarts} restarts")
     k = len(labels.unique())
-    runs = [contingency(labels, kmeans(points, k, seed + 1000 * i, **more).clusters) for i in range(restarts)]
+    runs = [contingency(labels, kmeans(points, k, seed, i, **more).clusters) for i in range(restarts)]
     return {name: [CLUSTERING[name](t) for t in runs] for name in metrics}

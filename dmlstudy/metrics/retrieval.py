@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BACKENDS', 'RETRIEVAL', 'check_embeddings', 'as_points', 'score_points', 'Gallery', 'best_scores', 'above',
            'enumerate_rows', 'exact_distances', 'distance_bits', 'order_within', 'settle', 'first_of_equal',
-           'search_ties', 'full_float32', 'tile_shape', 'nearest', 'faiss_index', 'Retrieval', 'retrieve', 'check_pair',
-           'relevant_images', 'recall', 'precision_sum', 'map_at', 'map_at_r', 'map_c', 'r_precision', 'depth']
+           'search_ties', 'full_float32', 'tile_shape', 'nearest', 'faiss_index', 'Retrieval', 'relevant_images',
+           'check_pair', 'retrieve', 'recall', 'precision_sum', 'map_at', 'map_at_r', 'map_c', 'r_precision', 'depth']
 
 # %% ../../nbs/70_metrics.retrieval.ipynb #f61a66ab
 import math
@@ -55,7 +55,7 @@ def as_points(
         out.copy_((unit(block, eps=1e-150) if normalize else block).float() + 0.0)  # no negative zeros
     return points
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #66f2acec
+# %% ../../nbs/70_metrics.retrieval.ipynb #df26b5ef
 def score_points(
     points: Tensor,  # (N, D) float32
     centre: Tensor,  # (D,) float64, subtracted from all
@@ -69,7 +69,7 @@ def score_points(
         out[:, d] = block.square().sum(1) / -2
     return rows
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #0c9d1e87
 class Gallery:
     "What queries are compared with"
 
@@ -107,7 +107,7 @@ class Gallery:
             self.groups = points, rows, inverse.argsort(stable=True), torch.bincount(inverse)
         return self.groups
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #ab242606
+# %% ../../nbs/70_metrics.retrieval.ipynb #0e318128
 def best_scores(
     x: Tensor,  # queries with a last coordinate of 1, (B, D + 1)
     gallery: Tensor,  # from `score_points`, (M, D + 1)
@@ -142,14 +142,14 @@ def best_scores(
         best[again], index[again] = _search_all(x[again], gallery, k, tile)
     return best, index
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #feeab59d
 def _search_all(x, gallery, k, tile):
     "The same by looking at every score"
     step = max(1, tile.numel() // len(gallery))
     parts = [torch.mm(q, gallery.T).topk(k, dim=1) for q in x.split(step)]
     return torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts])
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #9a36c465
+# %% ../../nbs/70_metrics.retrieval.ipynb #6fd405ea
 def above(
     scores: Tensor,  # (B, width)
     floor: Tensor,  # (B,)
@@ -161,7 +161,7 @@ def above(
         place = (scores > floor[:, None]).flatten().nonzero().flatten()
     return place // scores.shape[1], place % scores.shape[1], scores.flatten()[place]
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #db6008bd
 def enumerate_rows(
     count: Tensor,  # entries of each row, (B,)
 ) -> Tensor:  # place of each entry within its row, (sum of count,)
@@ -169,7 +169,7 @@ def enumerate_rows(
     start = count.cumsum(0) - count
     return torch.arange(int(count.sum()), device=count.device) - start.repeat_interleave(count)
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #22b76ced
+# %% ../../nbs/70_metrics.retrieval.ipynb #331c2912
 def exact_distances(
     x: Tensor,  # points, (T, D) float32
     y: Tensor,  # points, (T, D) float32
@@ -178,7 +178,7 @@ def exact_distances(
     difference = x.double().sub_(y)
     return difference.mul_(difference).sum(1).float()
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #1f13d781
 def distance_bits(
     x: Tensor,  # points, (B, D) float32
     y: Tensor,  # points, (M, D) float32
@@ -190,7 +190,7 @@ def distance_bits(
     parts = [exact_distances(x[r], y[c]) for r, c in zip(row.split(step), column.split(step), strict=True)]
     return torch.cat(parts).view(torch.int32).long() << 32
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #dfced856
 def order_within(
     group: Tensor,  # (T,)
     key: Tensor,  # (T,)
@@ -199,7 +199,7 @@ def order_within(
     order = key.argsort()
     return order[group[order].argsort(stable=True)]
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #b2819088
 def settle(
     index: Tensor,  # candidates of each query by falling score, (B, k); changed in place
     scores: Tensor,  # their scores, (B, k)
@@ -222,7 +222,7 @@ def settle(
         key = distance_bits(x, y, row, chosen) | chosen
         index[row, place] = chosen[order_within(group[row, place] + row * index.shape[1], key)]
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #e00d8469
+# %% ../../nbs/70_metrics.retrieval.ipynb #262869d3
 def first_of_equal(
     x: Tensor,  # points, (N, D) float32
 ) -> tuple[Tensor, Tensor]:  # a row of each distinct value (U,); which of them each row equals (N,)
@@ -237,7 +237,7 @@ def first_of_equal(
             break
     return first, inverse
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #1316fed2
 def search_ties(
     gallery: Gallery,
     x: Tensor,  # points of the queries, (B, D)
@@ -266,7 +266,7 @@ def search_ties(
         found[part] = index[order][place < k].view(-1, k)
     return found
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #bb565743
+# %% ../../nbs/70_metrics.retrieval.ipynb #def7b484
 @contextmanager
 def full_float32(
     device: torch.device,  # where the products are computed
@@ -289,7 +289,7 @@ def full_float32(
     finally:
         put(before)
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #016175cd
 def tile_shape(
     n: int,  # queries
     m: int,  # gallery points
@@ -302,7 +302,7 @@ def tile_shape(
     rows = min(1024 if device.type == "cpu" else 8192, n, max(1, budget // (4 * width + 150 * k)))
     return rows, width
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #0458efcb
 def nearest(
     points: Tensor,  # gallery, (M, D) float32
     k: int,  # neighbours of each query; cut at what there is
@@ -343,14 +343,14 @@ def nearest(
         bar.update(len(part))
     bar.close()
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #5870e7c8
+# %% ../../nbs/70_metrics.retrieval.ipynb #23823514
 def _torch_search(gallery, k, tile):
     m = len(gallery)
     size = 0 if m < 1024 or 8 * k > m else min(2048, m // 8)
     sample = gallery[torch.randperm(m, generator=generator(0, "sample"))[:size].to(gallery.device)]
     return lambda q: best_scores(q, gallery, k, sample, tile)
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #4360aa15
 def faiss_index(
     points: Tensor,  # (M, D) float32
 ):  # IndexFlatIP over points, on their GPU where faiss can
@@ -362,12 +362,17 @@ def faiss_index(
     faiss.omp_set_num_threads(torch.get_num_threads())
     index = faiss.IndexFlatIP(points.shape[1])
     if points.is_cuda and getattr(faiss, "get_num_gpus", int)():
-        index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), points.device.index or 0, index)
+        resources = faiss.StandardGpuResources()
+        resources.setTempMemory(2**28)
+        index = faiss.index_cpu_to_gpu(resources, points.device.index or 0, index)
+        index.resources = resources  # lives as long as the index
     index.add(points.cpu().numpy())
     return index
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #adc53e7b
 def _faiss_search(gallery, k, tile):
+    if gallery.is_cuda and k > 2048:  # more than faiss can on a GPU
+        return _torch_search(gallery, k, tile)
     index = faiss_index(gallery)
 
     def search(q):
@@ -376,10 +381,10 @@ def _faiss_search(gallery, k, tile):
 
     return search
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #70adbb1e
 BACKENDS: dict[str, Callable] = {"auto": _torch_search, "torch": _torch_search, "faiss": _faiss_search}
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #24996ce2
+# %% ../../nbs/70_metrics.retrieval.ipynb #fdda88ea
 @dataclass(frozen=True)
 class Retrieval:
     "Which of the neighbours of each query are of its class"
@@ -389,7 +394,36 @@ class Retrieval:
     own: bool = True  # the queries are the gallery, so that the query's class counts one image more than can be found
     neighbours: Tensor | None = None  # their gallery indices, (N, k)
 
+# %% ../../nbs/70_metrics.retrieval.ipynb #9e6cb4a9
+def relevant_images(
+    labels: Tensor,  # of the queries, (N,)
+    gallery: Tensor,  # of the gallery, (M,)
+    own: bool,  # the queries are the gallery
+) -> Tensor:  # (N,)
+    "How many gallery images of its class each query could find"
+    classes, count = gallery.unique(return_counts=True)
+    place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    return torch.where(classes[place] == labels, count[place], 0) - int(own)
 
+# %% ../../nbs/70_metrics.retrieval.ipynb #0a0064c5
+def check_pair(
+    f: Tensor | np.ndarray,  # embeddings of the queries, (N, D)
+    labels: Tensor | np.ndarray,  # (N,)
+    f_gallery: Tensor | np.ndarray | None = None,  # (M, D); None: the queries are the gallery
+    labels_gallery: Tensor | np.ndarray | None = None,  # (M,)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # the same four, checked
+    "Checked queries and gallery; without a gallery, the queries themselves"
+    f, labels = check_embeddings(f, labels)
+    if (f_gallery is None) != (labels_gallery is None):
+        raise ValueError("f_gallery and labels_gallery are given together or not at all")
+    if f_gallery is None:
+        return f, labels, f, labels
+    f_gallery, labels_gallery = check_embeddings(f_gallery, labels_gallery, "gallery embeddings")
+    if f_gallery.shape[1] != f.shape[1]:
+        raise ValueError(f"queries have {f.shape[1]} dimensions, the gallery {f_gallery.shape[1]}")
+    return f, labels, f_gallery.to(f), labels_gallery.to(f.device)
+
+# %% ../../nbs/70_metrics.retrieval.ipynb #13421941
 def retrieve(
     f: Tensor | np.ndarray,  # embeddings of the queries, (N, D)
     labels: Tensor | np.ndarray,  # (N,)
@@ -401,7 +435,7 @@ def retrieve(
     budget: int = 2**28,  # bytes for one tile
     progress: bool = True,  # show a bar when it takes more than some seconds
 ) -> Retrieval:  # N x k hits and neighbours are kept: 9 bytes each
-    "Search once, keep everything: for class-level statistics and for looking at neighbours"
+    "Search once and keep everything: for class-level statistics, and for looking at neighbours"
     f, labels, f_gallery, labels_gallery = check_pair(f, labels, f_gallery, labels_gallery)
     own = f_gallery is f
     gallery = as_points(f if own else torch.cat([f, f_gallery]), normalize)
@@ -410,31 +444,7 @@ def retrieve(
     hits = labels_gallery[index] == labels[:, None]
     return Retrieval(hits, relevant_images(labels, labels_gallery, own), own, index)
 
-
-def check_pair(f, labels, f_gallery=None, labels_gallery=None):
-    "Checked queries and gallery; without a gallery, the queries are it"
-    f, labels = check_embeddings(f, labels)
-    if (f_gallery is None) != (labels_gallery is None):
-        raise ValueError("f_gallery and labels_gallery are given together or not at all")
-    if f_gallery is None:
-        return f, labels, f, labels
-    f_gallery, labels_gallery = check_embeddings(f_gallery, labels_gallery, "gallery embeddings")
-    if f_gallery.shape[1] != f.shape[1]:
-        raise ValueError(f"queries have {f.shape[1]} dimensions, the gallery {f_gallery.shape[1]}")
-    return f, labels, f_gallery.to(f), labels_gallery.to(f.device)
-
-
-def relevant_images(
-    labels: Tensor,  # of the queries, (N,)
-    gallery: Tensor,  # of the gallery, (M,)
-    own: bool,  # the queries are the gallery
-) -> Tensor:  # (N,)
-    "How many gallery images of its class each query could find"
-    classes, count = gallery.unique(return_counts=True)
-    place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
-    return torch.where(classes[place] == labels, count[place], 0) - int(own)
-
-# %% ../../nbs/70_metrics.retrieval.ipynb #021d65fc
+# %% ../../nbs/70_metrics.retrieval.ipynb #9c6a7bb9
 def recall(
     r: Retrieval,
     k: int,  # neighbours looked at
@@ -442,7 +452,7 @@ def recall(
     "recall@k: is any of the k nearest of the query's class?"
     return r.hits[:, :k].any(1).double()
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #56f345d2
 def precision_sum(
     r: Retrieval,
     depth: Tensor | int,  # neighbours looked at, for all or for each query
@@ -452,7 +462,7 @@ def precision_sum(
     depth = torch.as_tensor(depth, device=r.hits.device).reshape(-1, 1)
     return (r.hits.cumsum(1).double() / rank * (r.hits & (rank <= depth))).sum(1)
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #16f6b990
 def map_at(
     r: Retrieval,
     k: int,  # neighbours looked at
@@ -460,24 +470,24 @@ def map_at(
     "map@k: average precision of the k nearest, over the images that could be found"
     return precision_sum(r, k) / r.relevant.clamp(min=1)
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #93c28a1e
 def map_at_r(r: Retrieval) -> Tensor:  # (N,)
     "map@r: average precision of as many neighbours as could be found"
     return precision_sum(r, r.relevant) / r.relevant.clamp(min=1)
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #05eee24f
 def map_c(r: Retrieval) -> Tensor:  # (N,)
     "The mAP of Roth et al.: depth and divisor are the class size, which counts the query itself"
     size = r.relevant + int(r.own)
     return precision_sum(r, size) / size.clamp(min=1)
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #64961f2d
 def r_precision(r: Retrieval) -> Tensor:  # (N,)
     "Share of hits among as many neighbours as could be found"
     rank = torch.arange(r.hits.shape[1], device=r.hits.device)
     return (r.hits & (rank < r.relevant[:, None])).sum(1).double() / r.relevant.clamp(min=1)
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #4c78d203
+# %% ../../nbs/70_metrics.retrieval.ipynb #3a7193b7
 RETRIEVAL: dict[str, Callable] = {
     "recall@k": recall,
     "map@k": map_at,
@@ -486,11 +496,11 @@ RETRIEVAL: dict[str, Callable] = {
     "r_precision": r_precision,
 }
 
-
+# %% ../../nbs/70_metrics.retrieval.ipynb #7d05d053
 def depth(
     metric: str,  # name in RETRIEVAL
     k: int,  # the number after @, where there is one
-    largest: int,  # images of the largest class that a query could find
+    largest: int,  # most images that a query could find
     own: bool,  # the queries are the gallery
 ) -> int:  # neighbours
     "How many neighbours a metric looks at"

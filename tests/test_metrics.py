@@ -1,0 +1,445 @@
+"""Metrics against naive loops and other libraries, with ties, duplicates and odd shapes."""
+
+import math
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from sklearn.metrics import (
+    adjusted_mutual_info_score,
+    average_precision_score,
+    normalized_mutual_info_score,
+    pair_confusion_matrix,
+)
+
+from dmlstudy.core import generator
+from dmlstudy.metrics import DEFAULT, METRICS, evaluate
+from dmlstudy.metrics.clustering import ami, closest, contingency, f1, kmeans, nmi, update
+from dmlstudy.metrics.retrieval import Gallery, as_points, nearest, retrieve
+from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
+
+BACKENDS = ("torch", "faiss")
+
+
+def embedding(n=200, c=20, d=12, noise=0.8, seed=0):
+    g = generator(seed, "test metrics")
+    labels = torch.randint(0, c, (n,), generator=g)
+    return torch.randn(c, d, generator=g)[labels] + noise * torch.randn(n, d, generator=g), labels
+
+
+def point_sets():
+    g = generator(1, "test metrics")
+    x = torch.randn(1300, 6, generator=g)
+    return {
+        "spread": x,
+        "few": x[:5],
+        "one": x[:1],
+        "equal": torch.ones(300, 4),
+        "zeros": torch.zeros(40, 3),
+        "copies": x[:60].repeat(20, 1)[torch.randperm(1200, generator=g)],
+        "grid": torch.randint(0, 3, (1200, 5), generator=g).float(),
+        "signs": x[:400].sign(),
+        "half zero": x * (torch.rand(1300, 1, generator=g) > 0.5),
+        "near": 1 + 1e-6 * x,
+        "far": torch.cat([x, 1e6 * torch.ones(1, 6)]),
+        "line": torch.arange(500.0)[:, None],
+    }
+
+
+def naive_neighbours(points, k, queries=None):
+    x = points if queries is None else queries
+    d = (x[:, None].double() - points[None].double()).square().sum(-1).float()
+    if queries is None:
+        d.fill_diagonal_(math.inf)
+        k = min(k, len(points) - 1)
+    return d.sort(dim=1, stable=True).indices[:, :k]
+
+
+def neighbours(points, k, queries=None, **more):
+    return torch.cat([index for _, index in nearest(points, k, queries, progress=False, **more)])
+
+
+# neighbours
+
+
+@pytest.mark.parametrize("name", point_sets())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_neighbours_are_those_of_all_distances_ties_included(name, backend):
+    points = as_points(point_sets()[name], normalize=False)
+    for k in (1, 13, 150, 5000):
+        assert torch.equal(neighbours(points, k, backend=backend), naive_neighbours(points, k))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_neighbours_on_the_sphere_where_many_points_have_one_direction(backend):
+    x = point_sets()["grid"]
+    points = as_points(x * torch.rand(len(x), 1, generator=generator(2)).add(0.5))
+    assert torch.equal(neighbours(points, 9, backend=backend), naive_neighbours(points, 9))
+
+
+@pytest.mark.parametrize("name", ["spread", "grid", "copies", "half zero"])
+def test_neighbours_in_a_gallery_and_in_a_small_budget(name):
+    points = as_points(point_sets()[name], normalize=False)
+    queries = torch.cat([points[::7], -3 * points[:4]])
+    expected = naive_neighbours(points, 11, queries)
+    for budget in (2**12, 2**20, 2**28):
+        assert torch.equal(neighbours(points, 11, queries, budget=budget), expected)
+
+
+@pytest.mark.parametrize("name", ["spread", "grid", "copies", "equal"])
+def test_hits_do_not_change_when_only_order_between_classes_is_settled(name):
+    points = as_points(point_sets()[name], normalize=False)
+    labels = torch.randint(0, 4, (len(points),), generator=generator(3))
+    index = neighbours(points, 20, labels=(labels, labels))
+    assert torch.equal(labels[index] == labels[:, None], labels[naive_neighbours(points, 20)] == labels[:, None])
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_score_is_never_further_off_than_its_bound(scale):
+    x, _ = embedding(400, d=64)
+    gallery = Gallery(scale * x + 5)
+    q, centred = gallery.queries(gallery.points), gallery.points.double() - gallery.centre
+    exact = centred @ centred.T - centred.square().sum(1) / 2
+    assert ((q @ gallery.rows.T - exact).abs() <= gallery.error(q)[:, None]).all()
+
+
+def test_the_users_matmul_precision_and_autocast_change_nothing():
+    points = as_points(embedding(600, d=32)[0])
+    expected, before = neighbours(points, 9), torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(neighbours(points, 9), expected)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_two_identical_points_with_different_labels_are_each_others_neighbours():
+    f = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
+    scores, each = evaluate(f, torch.tensor([0, 1, 0, 1]), ["recall@1", "recall@3"], per_query=True)
+    assert each["recall@1"].tolist() == [0, 0, 0, 0]
+    assert scores == {"recall@1": 0.0, "recall@3": 1.0}
+
+
+def test_faiss_is_not_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    f, labels = embedding()
+    assert evaluate(f, labels)["recall@1"] > 0.5
+    with pytest.raises(ImportError, match="backend='torch' needs nothing"):
+        evaluate(f, labels, ["recall@1"], backend="faiss")
+
+
+# retrieval metrics
+
+
+def naive_scores(f, labels):
+    z = f.double() / f.double().norm(dim=1, keepdim=True)
+    totals = dict.fromkeys(("recall@1", "recall@4", "map@1000", "map@5", "map_c", "map@r", "r_precision"), 0.0)
+    for q in range(len(z)):
+        order = [i for i in (z - z[q]).norm(dim=1).argsort(stable=True).tolist() if i != q]
+        rel = [int(labels[i] == labels[q]) for i in order]
+        r = sum(rel)
+        ap = lambda depth, rel=rel: sum(rel[i] * sum(rel[: i + 1]) / (i + 1) for i in range(min(depth, len(rel))))
+        totals["recall@1"] += rel[0]
+        totals["recall@4"] += max(rel[:4])
+        totals["map_c"] += ap(r + 1) / (r + 1)
+        if r:
+            totals["map@1000"] += ap(1000) / r
+            totals["map@5"] += ap(5) / r
+            totals["map@r"] += ap(r) / r
+            totals["r_precision"] += sum(rel[:r]) / r
+    return {name: total / len(z) for name, total in totals.items()}
+
+
+@pytest.mark.parametrize("c", [3, 20])
+def test_retrieval_metrics_are_those_of_a_loop(c):
+    f, labels = embedding(120, c)
+    expected = naive_scores(f, labels)
+    assert evaluate(f, labels, list(expected)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_retrieval_against_pytorch_metric_learning():
+    f, labels = embedding(300, 15, noise=1.5)
+    names = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
+    theirs = AccuracyCalculator(names, k="max_bin_count", device=torch.device("cpu"))
+    theirs = theirs.get_accuracy(as_points(f), labels)
+    ours = evaluate(f, labels, ["recall@1", "map@r", "r_precision"])
+    assert list(ours.values()) == pytest.approx([theirs[n] for n in names], abs=1e-6)
+    theirs = AccuracyCalculator(("mean_average_precision",), k=100, device=torch.device("cpu"))
+    theirs = theirs.get_accuracy(as_points(f), labels)["mean_average_precision"]
+    assert evaluate(f, labels, ["map@100"])["map@100"] == pytest.approx(theirs, abs=1e-6)
+
+
+def test_gallery_against_pytorch_metric_learning():
+    f, labels = embedding(300, 15, noise=1.5)
+    query, gallery = as_points(f[:100]), as_points(f[100:])
+    names = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
+    theirs = AccuracyCalculator(names, k="max_bin_count", device=torch.device("cpu"))
+    theirs = theirs.get_accuracy(query, labels[:100], gallery, labels[100:], ref_includes_query=False)
+    ours = evaluate(f[:100], labels[:100], ["recall@1", "map@r", "r_precision"], f[100:], labels[100:])
+    assert list(ours.values()) == pytest.approx([theirs[n] for n in names], abs=1e-6)
+    both = evaluate(f[:100], labels[:100], ["map_c", "map@r"], f[100:], labels[100:])
+    assert both["map_c"] == both["map@r"]
+
+
+def test_map_to_the_end_is_scikit_learns_average_precision():
+    f, labels = embedding(80, 8)
+    _, each = evaluate(f, labels, ["map@79"], per_query=True)
+    z = as_points(f).double()
+    for q in range(0, 80, 9):
+        rest = torch.arange(80) != q
+        expected = average_precision_score((labels == labels[q])[rest], (z @ z[q])[rest])
+        assert float(each["map@79"][q]) == pytest.approx(expected, abs=1e-9)
+
+
+def test_k_beyond_the_set_looks_at_all_of_it():
+    f, labels = embedding(30, 3)
+    scores = evaluate(f, labels, ["recall@29", "recall@500", "map@29", "map@1000"])
+    assert scores["recall@500"] == scores["recall@29"] == 1.0
+    assert scores["map@1000"] == scores["map@29"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_every_width_of_input_is_measured(dtype):
+    f, labels = embedding(150, 10)
+    scores = evaluate(f.to(dtype), labels)
+    expected = evaluate(f, labels)
+    for name, value in scores.items():
+        assert value == pytest.approx(expected[name], abs=0.05), name
+    assert evaluate(f.to(dtype), labels) == evaluate(f.to(dtype).double(), labels)
+
+
+def test_raw_embeddings_are_measured_as_they_are():
+    f, labels = embedding(100, 5)
+    f = f * torch.linspace(0.1, 10, 100)[:, None]
+    index = naive_neighbours(f, 1)
+    raw = evaluate(f, labels, ["recall@1", "norm_mean"], normalize=False)
+    assert raw["recall@1"] == float((labels[index[:, 0]] == labels).double().mean())
+    assert evaluate(1e20 * f.double(), labels, ["recall@1"], normalize=False)["recall@1"] == raw["recall@1"]
+    assert evaluate(f, labels, ["norm_mean"])["norm_mean"] == raw["norm_mean"]
+
+
+def test_retrieve_keeps_what_the_scores_are_made_of():
+    f, labels = embedding()
+    r = retrieve(f, labels, 7)
+    assert torch.equal(r.neighbours, naive_neighbours(as_points(f), 7))
+    assert torch.equal(r.hits, labels[r.neighbours] == labels[:, None])
+    assert r.relevant.tolist() == [int((labels == y).sum()) - 1 for y in labels]
+
+
+# clustering
+
+
+@pytest.mark.parametrize("n, c, k", [(50, 5, 5), (300, 40, 30), (200, 1, 7), (60, 60, 9), (60, 60, 60), (30, 1, 1)])
+def test_agreement_against_scikit_learn(n, c, k):
+    g = generator(n, "partitions", c, k)
+    labels, clusters = torch.randint(0, c, (n,), generator=g), torch.randint(0, k, (n,), generator=g)
+    labels[: n // 2] = clusters[: n // 2] % c
+    t = contingency(labels, clusters)
+    assert nmi(t) == pytest.approx(normalized_mutual_info_score(labels, clusters), abs=1e-9)
+    assert ami(t) == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-9)
+    (_, fp), (fn, tp) = pair_confusion_matrix(labels, clusters)
+    assert f1(t) == pytest.approx(2 * tp / (2 * tp + fp + fn) if tp + fp + fn else 1.0, abs=1e-12)
+
+
+def test_one_partition_against_itself_is_perfect():
+    for labels in (torch.arange(9), torch.zeros(9, dtype=torch.int64), torch.arange(9) // 2):
+        t = contingency(labels, labels.flip(0).max() - labels)
+        assert (nmi(t), ami(t), f1(t)) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def naive_lloyd(points, start, rounds):
+    x, centroids = points.double(), points[start].double()
+    for _ in range(rounds):
+        clusters = torch.cdist(x, centroids).argmin(1)
+        total = torch.zeros_like(centroids).index_add_(0, clusters, x)
+        centroids = total / torch.bincount(clusters, minlength=len(centroids))[:, None]
+    return torch.cdist(x, centroids).argmin(1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rounds", [1, 4, 20])
+def test_kmeans_is_lloyds_algorithm(backend, rounds):
+    f, _ = embedding(600, 12, noise=0.6, seed=5)
+    points = as_points(f)
+    start = torch.randperm(600, generator=generator(7, "kmeans", 0))[:12]
+    found = kmeans(points, 12, seed=7, rounds=rounds, backend=backend)
+    assert torch.equal(found.clusters, naive_lloyd(points, start, rounds))
+    exact = torch.cdist(points.double(), found.centroids.double()).amin(1).square().mean()
+    assert found.inertia == pytest.approx(float(exact), abs=1e-5)
+
+
+def test_an_empty_cluster_shares_one_of_the_largest():
+    x = torch.tensor([[1.0, 1.0]] * 5 + [[5.0, 5.0]] * 2)
+    new = update(x, torch.tensor([0] * 5 + [2] * 2), torch.zeros(3, 2))
+    assert new[2].tolist() == [5.0, 5.0]
+    assert (new[0] - 1).tolist() == (1 - new[1]).tolist() == [-1 / 1024, 1 / 1024]
+
+
+@pytest.mark.parametrize("points", [torch.ones(20, 3), torch.zeros(20, 3), torch.arange(2.0).repeat(10)[:, None]])
+def test_kmeans_of_few_distinct_points_ends(points):
+    found = kmeans(points, 6)
+    assert found.inertia < 1e-6
+    assert 0 <= int(found.clusters.min()) <= int(found.clusters.max()) < 6
+
+
+def test_the_nearest_centroid_is_found_in_any_tile():
+    x, _ = embedding(90, d=5)
+    gallery = Gallery(x[:33])
+    q = gallery.queries(x)
+    for size in (33, 200, 10000):
+        best, index = closest(q, gallery.rows, torch.empty(size))
+        assert torch.equal(index, torch.cdist(x.double(), x[:33].double()).argmin(1))
+        assert torch.allclose(best, (q @ gallery.rows.T).amax(1))
+
+
+def test_restarts_give_a_mean_and_a_spread_and_the_seed_decides():
+    f, labels = embedding(noise=1.5)
+    one = [evaluate(f, labels, ["nmi"], seed=s)["nmi"] for s in (0, 0, 1)]
+    assert one[0] == one[1] != one[2]
+    scores = evaluate(f, labels, ["nmi", "f1"], kmeans_restarts=4)
+    assert list(scores) == ["nmi", "nmi_std", "f1", "f1_std"]
+    assert scores["nmi_std"] > 0
+
+
+# structure
+
+
+def test_distances_within_and_between_classes_are_those_of_a_loop():
+    f, labels = embedding(60, 7)
+    labels[0] = 100  # a class with one image
+    cosine = lambda a, b: 1 - float(a @ b / a.norm() / b.norm())
+    z = (f / f.norm(dim=1, keepdim=True)).double()
+    groups = [z[labels == y] for y in labels.unique()]
+    pairs = lambda x: [cosine(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j]
+    assert intra(f, labels) == pytest.approx(np.mean([np.mean(pairs(x)) for x in groups if len(x) > 1]), abs=1e-6)
+    assert inter(f, labels) == pytest.approx(np.mean(pairs([x.mean(0) for x in groups])), abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(100, 6), (6, 100), (1, 5), (5, 1), (9000, 3)])
+def test_spectrum_is_numpys(shape):
+    f = torch.randn(shape, generator=generator(4))
+    s = np.linalg.svd(f.double().numpy(), compute_uv=False)
+    assert spectrum(f).numpy() == pytest.approx(s, rel=1e-7, abs=1e-7 * s[0])
+    p = s[1:] / s[1:].sum()
+    if len(p) > 1:
+        assert rho(f) == pytest.approx(float(-np.log(len(p) * p).mean()), abs=1e-9)
+        assert rho(f, -2) == pytest.approx(float((p * np.log(len(p) * p)).sum()), abs=1e-9)
+        assert rho(f, 1, drop_smallest=True) == pytest.approx(float(-np.log(len(p) * s[:-1] / s[:-1].sum()).mean()))
+    p = s / s.sum()
+    assert effective_rank(f) == pytest.approx(float(np.exp(-(p * np.log(p)).sum())), abs=1e-6)
+
+
+def test_class_spectra_do_not_depend_on_the_budget():
+    f, labels = embedding(100, 8)
+    classes, values = class_spectra(f, labels)
+    assert torch.allclose(values.sum(1), torch.ones(len(classes), dtype=torch.float64))
+    assert torch.allclose(values, class_spectra(f, labels, budget=1)[1], atol=1e-12)
+
+
+# evaluate
+
+
+@pytest.mark.filterwarnings("ignore:.*no other image")
+@pytest.mark.parametrize(
+    "f, labels",
+    [
+        (torch.randn(1, 4, generator=generator(0)), [0]),
+        (torch.randn(2, 4, generator=generator(1)), [0, 1]),
+        (torch.randn(30, 4, generator=generator(2)), [0] * 30),
+        (torch.randn(30, 4, generator=generator(3)), range(30)),
+        (torch.ones(30, 4), [0, 1, 2] * 10),
+        (torch.zeros(30, 4), [0, 1, 2] * 10),
+        (torch.tensor([[1.0], [-1.0]]).repeat(15, 1), [0, 0, 1] * 10),
+        (torch.randn(5, 40, generator=generator(4)), [0, 0, 1, 1, 1]),
+    ],
+    ids=["one", "two", "one class", "singletons", "equal", "zero", "antipodal", "wide"],
+)
+def test_every_metric_is_finite_on_odd_sets(f, labels):
+    labels = torch.tensor(list(labels))
+    for normalize in (True, False):
+        for singletons in ("miss", "skip"):
+            names = (*DEFAULT, "map@1000", "rho@-1", "rho@10")
+            scores = evaluate(f, labels, names, normalize=normalize, singletons=singletons)
+            assert all(math.isfinite(v) for v in scores.values()), scores
+            assert list(scores) == list(names)
+
+
+def test_scores_do_not_depend_on_rotation_or_scale():
+    f, labels = embedding(150, 10, d=6)
+    rotation = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=generator(5))).Q
+    names = [n for n in DEFAULT if n not in ("norm_mean", "norm_var")]
+    assert evaluate(3 * f.double() @ rotation, labels, names) == pytest.approx(evaluate(f, labels, names), abs=1e-5)
+
+
+def test_singletons_are_counted_or_left_out_and_said():
+    f, labels = embedding(40, 4)
+    labels[:3] = torch.tensor([10, 11, 12])
+    with pytest.warns(UserWarning, match="3 of 40 queries have no other image of their class: they count as misses"):
+        miss, each = evaluate(f, labels, ["r_precision"], per_query=True)
+    with pytest.warns(UserWarning, match="3 of 40 .* are left out"):
+        skip, left = evaluate(f, labels, ["r_precision"], singletons="skip", per_query=True)
+    assert each["r_precision"][:3].tolist() == [0, 0, 0]
+    assert left["r_precision"].isnan().nonzero().flatten().tolist() == [0, 1, 2]
+    assert miss["r_precision"] == pytest.approx(skip["r_precision"] * 37 / 40)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(metrics=["recal@1"]), "There is no metric 'recal@1'"),
+        (dict(metrics="nmi"), r"use \['nmi'\]"),
+        (dict(metrics=["recall@0"]), "at least 1"),
+        (dict(metrics=["rho@0"]), "not a number"),
+        (dict(backend="fais"), "There is no backend 'fais'. Did you mean 'faiss'"),
+        (dict(singletons="drop"), "There is no treatment of singletons 'drop'"),
+        (dict(kmeans_restarts=0), "at least once"),
+        (dict(labels=torch.zeros(3, dtype=torch.int64)), r"labels must have shape \(200,\)"),
+        (dict(labels=torch.zeros(200)), "labels must be integers"),
+        (dict(f=torch.zeros(200, 3, dtype=torch.int64)), "must be floating point"),
+        (dict(f=torch.zeros(0, 3), labels=torch.zeros(0, dtype=torch.int64)), "no embeddings to measure"),
+        (dict(f_gallery=torch.zeros(5, 12)), "given together"),
+        (dict(metrics=["rho"], f_gallery=torch.ones(5, 12), labels_gallery=torch.arange(5)), "not rho"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    f, labels = embedding()
+    with pytest.raises(ValueError, match=message):
+        evaluate(**{"f": f, "labels": labels, **change})
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_embeddings_that_are_not_finite_are_counted_and_located(wrong):
+    f, labels = embedding()
+    f[[5, 9, 150], 2] = wrong
+    with pytest.raises(ValueError, match="3 of 200 embeddings hold NaN or infinity; first rows: 5, 9, 150"):
+        evaluate(f.numpy(), labels.numpy())
+    with pytest.raises(ValueError, match="3 of 200 gallery embeddings"):
+        evaluate(f[:4], labels[:4], None, f, labels)
+
+
+def test_every_name_of_the_default_is_known_and_global_randomness_is_untouched():
+    f, labels = embedding()
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(evaluate(f, labels)) == set(DEFAULT)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+    assert {"recall@k", "map_c", "nmi", "ami", "f1", "rho", "norm_cv"} <= METRICS.keys()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_gives_the_cpus_numbers():
+    for f in (embedding(3000, 100, 32)[0], point_sets()["grid"], point_sets()["equal"]):
+        labels = torch.arange(len(f)) // 6
+        names = [n for n in DEFAULT if n not in ("nmi", "ami", "f1")]
+        assert evaluate(f.cuda(), labels.cuda(), names) == pytest.approx(evaluate(f, labels, names), abs=1e-9)
+        assert evaluate(f.cuda(), labels.cuda(), ["nmi"])["nmi"] == pytest.approx(
+            evaluate(f, labels, ["nmi"])["nmi"], abs=0.02
+        )
