@@ -44,7 +44,7 @@ def images(*shape, seed=0):
 
 @pytest.fixture(scope="module")
 def inception():
-    return make_backbone("bninception", seed=3).eval()
+    return make_backbone("bninception", rng=generator(3)).eval()
 
 
 def public_shapes():
@@ -206,11 +206,11 @@ def same(a, b):
 
 def test_random_weights_depend_on_the_seed_alone():
     before = torch.get_rng_state()
-    a = make_backbone("bninception", seed=1)
+    a = make_backbone("bninception", rng=generator(1))
     assert torch.equal(before, torch.get_rng_state())
     torch.rand(5)  # another state of the global generator
-    assert same(a, make_backbone("bninception", "none", seed=1))
-    assert not same(a, make_backbone("bninception", seed=2))
+    assert same(a, make_backbone("bninception", "none", rng=generator(1)))
+    assert not same(a, make_backbone("bninception", rng=generator(2)))
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -276,8 +276,8 @@ def test_timm(tmp_path):
         with pytest.raises(ImportError, match="'timm:resnet10t' needs timm"):
             make_backbone("timm:resnet10t")
         return
-    net = make_backbone("timm:resnet10t", seed=4)
-    assert same(net, make_backbone("timm:resnet10t", seed=4))
+    net = make_backbone("timm:resnet10t", rng=generator(4))
+    assert same(net, make_backbone("timm:resnet10t", rng=generator(4)))
     assert tuple(net.eval()(images(2, 3, 64, 64)).shape) == (2, net.dim)
     torch.save(timm.create_model("resnet10t", num_classes=7).state_dict(), tmp_path / "t.pth")
     assert not same(net, make_backbone("timm:resnet10t", tmp_path / "t.pth"))

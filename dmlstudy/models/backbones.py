@@ -226,14 +226,15 @@ BNINCEPTION_FILE = (
     "of R. Cadene), which torchvision does not serve: get the file and give its path"
 )
 
-# %% ../../nbs/30_models.backbones.ipynb #e6800e18
+# %% ../../nbs/30_models.backbones.ipynb #ba2dde5d
 def seeded(
     make: Callable[[], nn.Module],  # builds a network, drawing its weights from the global generator
-    seed: int = 0,  # the run's seed
-) -> nn.Module:  # on the CPU; the same for the same seed
-    "Build a network whose random weights depend on a seed alone, and leave the global generator as it was"
+    rng: torch.Generator,  # on the CPU; one number is drawn from it
+) -> nn.Module:  # on the CPU; the same for the same state of the generator
+    "Build a network whose random weights depend on a generator alone, and leave the global one as it was"
+    seed = int(torch.randint(2**62, (), generator=rng))
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(generator(seed, "weights").initial_seed())
+        torch.default_generator.manual_seed(seed)
         return make()
 
 # %% ../../nbs/30_models.backbones.ipynb #158baa89
@@ -256,21 +257,21 @@ def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
     chosen = lookup(f"set of weights of {name}", "IMAGENET1K_V1" if weights == "imagenet" else weights, known)
     return chosen.get_state_dict(progress=False, check_hash=True)
 
-# %% ../../nbs/30_models.backbones.ipynb #c9d73ccf
+# %% ../../nbs/30_models.backbones.ipynb #dead0e97
 def make_backbone(
     name: str,  # resnet50, googlenet, bninception, or timm:NAME
     weights: str | Path | None = None,  # imagenet, a torchvision name such as IMAGENET1K_V2, a file, or none
+    rng: torch.Generator | None = None,  # for random weights; None: one with seed 0
     pool: str = "avg",  # avg, or double: average plus maximum
-    seed: int = 0,  # of random weights
 ) -> nn.Module:  # images (B, 3, H, W) -> features (B, dim); has the attribute dim
     "A network from images to pooled features"
-    weights = None if weights == "none" else weights
+    weights, rng = None if weights == "none" else weights, rng or generator(0, "model")
     named = isinstance(weights, str) and weights.isidentifier()
     if name.startswith("timm:"):
-        net = seeded(partial(_timm, name[5:], named, pool), seed)
+        net = seeded(partial(_timm, name[5:], named, pool), rng)
     else:
         lookup("backbone", name, [*BACKBONES, "timm:NAME"])
-        net = seeded(partial(BACKBONES[name], pool), seed)
+        net = seeded(partial(BACKBONES[name], pool), rng)
     if weights is None or named and name.startswith("timm:"):
         return net
     return load_weights(net, _named_weights(name, weights) if named else weights, f"{weights}")
