@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['BEAT', 'STALE', 'POLL', 'START_UP', 'test_clock', 'this_host', 'this_process', 'is_dead', 'Lock', 'owner_of', 'note',
            'history', 'given_up', 'last_error', 'once', 'attempt', 'FailedRuns', 'explained', 'each_once', 'name_of',
-           'is_stopped', 'notebooks', 'papermill', 'end_kernels', 'Failure', 'execute', 'what_broke', 'typical',
-           'shards', 'local_workers', 'default_workers', 'run_batch', 'clock', 'label', 'Progress', 'failure_table',
-           'plan_file', 'standing', 'state_of', 'gather']
+           'is_stopped', 'notebooks', 'execute_copy', 'end_kernels', 'Failure', 'execute', 'what_broke', 'typical',
+           'shards', 'local_workers', 'default_workers', 'cores', 'run_batch', 'clock', 'label', 'Progress',
+           'failure_table', 'plan_file', 'standing', 'state_of', 'gather']
 
-# %% ../nbs/96_batch.ipynb #6e80b55b
+# %% ../nbs/96_batch.ipynb #5999ed92
 import importlib
 import json
 import math
@@ -31,9 +31,11 @@ from pathlib import Path
 from .core import Run, root
 from dmlstudy.records import (
     StaleRecord,
+    batch_file,
     check_record,
     load_record,
     outputs,
+    read_batch,
     recorded,
     run_folder,
     save_record,
@@ -108,7 +110,7 @@ def _write_new(file: Path, text: str) -> None:
     finally:
         draft.unlink(missing_ok=True)
 
-# %% ../nbs/96_batch.ipynb #d85ce7f8
+# %% ../nbs/96_batch.ipynb #cc8e7dd5
 class Lock:
     "The right to train one run; asked for again and again, it remembers when it saw the owner's heart beat"
 
@@ -121,7 +123,7 @@ class Lock:
         self.file, self.beat, self.stale = run_folder(run) / "lock", beat, stale
         batch = os.environ.get("DMLSTUDY_BATCH", "")
         self.text = json.dumps({**this_process(), "batch": batch, "token": uuid.uuid4().hex})
-        self.seen, self.since = None, 0.0
+        self.seen, self.since, self.heir_of = None, 0.0, None  # the last: the dead owner of a lock taken over
         self.free = threading.Event()
 
     def acquire(self) -> bool:  # whether it is ours now; never waits
@@ -155,6 +157,7 @@ class Lock:
             if (now := self.held()) is None or now[0] != held[0]:
                 return False
             write_atomically(self.file, self.text)
+            self.heir_of = owner_of(held[0])
             return True
 
     def _beat(self) -> None:
@@ -226,7 +229,7 @@ def last_error(
     events = history(run)
     return events[-1].get("error", "") if events and not recorded(run) else ""
 
-# %% ../nbs/96_batch.ipynb #fec18b07
+# %% ../nbs/96_batch.ipynb #44898665
 def once(
     run: Run,
     **options,  # of `fit`
@@ -251,6 +254,8 @@ def attempt(
     if not lock.acquire():
         return None
     try:
+        if lock.heir_of:
+            note(run, "taken over", owner=lock.heir_of)
         record = load_record(run)  # it may have been finished in between
         return _train(run, **options) if record is None else record
     finally:
@@ -260,11 +265,13 @@ def attempt(
 class FailedRuns(RuntimeError):
     "Some runs of a notebook failed; the message says which, and why"
 
-# %% ../nbs/96_batch.ipynb #302a8cea
+# %% ../nbs/96_batch.ipynb #efb6df4d
 def _train(run: Run, **options) -> dict:
     from dmlstudy.train import fit
 
     folder = run_folder(run)
+    for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
+        left.unlink(missing_ok=True)
     note(run, "begun")
     try:
         record = fit(run, **{"folder": folder, "report": _telling(run), **options})
@@ -360,8 +367,8 @@ def _environment(batch: str) -> dict[str, str]:
 _slot = threading.local()  # what belongs to one worker thread: its GPU
 _kernels: set = set()  # of this process, to end them on Ctrl-C
 
-# %% ../nbs/96_batch.ipynb #44e6b275
-def papermill(
+# %% ../nbs/96_batch.ipynb #9551033d
+def execute_copy(
     source: Path,  # a notebook with a cell of parameters
     target: Path,  # where the executed copy goes
     parameters: Mapping,
@@ -405,7 +412,7 @@ def end_kernels() -> None:
         with suppress(ProcessLookupError, AttributeError, TypeError):
             os.kill(kernel.provisioner.pid, signal.SIGKILL)
 
-# %% ../nbs/96_batch.ipynb #b32b7dbc
+# %% ../nbs/96_batch.ipynb #83fc9e56
 @dataclass(frozen=True)
 class Failure:
     "One thing that did not work in a batch"
@@ -413,10 +420,10 @@ class Failure:
     what: str  # a run, or the notebook itself
     why: str  # kind of error and message
     notebook: str = ""  # path of the executed copy
-    cell: int | None = None  # its number in there, counted from 0
+    cell: int | None = None  # its number in there, as in In [3]
     key: str = ""  # of the run; empty if the notebook itself failed
 
-# %% ../nbs/96_batch.ipynb #2a2e99b5
+# %% ../nbs/96_batch.ipynb #6af80878
 def execute(
     job: Job,
     folder: str = "",  # the root of the study; empty: that of this process
@@ -431,10 +438,10 @@ def execute(
     while not is_stopped(batch):
         broken, died = "", False
         try:
-            papermill(source, job.notebook(), parameters, batch)
+            execute_copy(source, job.notebook(), parameters, batch)
         except Exception as error:
             died = type(error).__name__ == "DeadKernelError"
-            broken, cell = what_broke(error), getattr(error, "cell_index", None)
+            broken, cell = what_broke(error), getattr(error, "exec_count", None)
         if not died or is_stopped(batch):
             break
         deaths += not _note_killed(runs, batch)
@@ -459,7 +466,7 @@ def _why(run: Run, batch: str) -> str:
 
 
 def what_broke(
-    error: Exception,  # raised by `papermill`
+    error: Exception,  # raised by `execute_copy`
 ) -> str:  # kind and message
     "What ended the execution of a notebook"
     if hasattr(error, "evalue"):  # of a cell
@@ -553,7 +560,7 @@ def _deal(costs: Mapping[str, float], parts: int) -> list[list[str]]:
         spent[least] += costs[name]
     return [share for share in shares if share]
 
-# %% ../nbs/96_batch.ipynb #0126e027
+# %% ../nbs/96_batch.ipynb #440fdce1
 def local_workers(
     workers: int = 0,  # 0: one for each GPU, or else for each core
 ) -> Executor:
@@ -565,8 +572,12 @@ def local_workers(
 
 def default_workers() -> int:
     "One for each GPU, or else for each core that this process may use"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return len(_devices()) or cores
+    return len(_devices()) or cores()
+
+
+def cores() -> int:
+    "How many this process may use"
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _devices() -> list[str]:
@@ -577,7 +588,7 @@ def _devices() -> list[str]:
 
     return [str(i) for i in range(torch.cuda.device_count())]
 
-# %% ../nbs/96_batch.ipynb #089c3da8
+# %% ../nbs/96_batch.ipynb #278fff39
 def run_batch(
     jobs: Sequence[Job],
     workers: int = 0,  # 0: one for each GPU, or else for each core; with an executor: how many it has
@@ -591,17 +602,19 @@ def run_batch(
     known, failures = _look(runs)
     refused = {failure.key for failure in failures}
     wanted = [r for r in runs if r not in known and r.key() not in refused and (not retry or last_error(r))]
-    seconds = typical(known.values())
+    profiles = dict.fromkeys(job.profile for job in jobs)
+    seconds = typical([*(r for p in profiles if batch_file(p).exists() for r in read_batch(p)), *known.values()])
     todo = shards(jobs, wanted, workers, seconds)
     progress = Progress(wanted, todo, seconds, workers, out)
     progress.say(f"{len(runs)} runs, {len(known)} of them recorded; {len(wanted)} to train in {len(todo)} notebooks")
-    for profile in dict.fromkeys(job.profile for job in jobs):
+    for profile in profiles:
         _write_plan(profile, jobs)
     if not todo:
         return failures
-    pool = executor or local_workers(min(workers, len(todo)))
+    pool, futures = executor or local_workers(min(workers, len(todo))), {}
     try:
-        futures = {pool.submit(execute, job, str(root()), batch): job for job in todo}
+        for job in todo:
+            futures[pool.submit(execute, job, str(root()), batch)] = job
         failures += _watch(futures, progress)
     except BaseException:
         _stop(batch, futures)
@@ -754,7 +767,7 @@ def _standing(run: Run) -> str:
     scores = [f"recall@1 {100 * told[k]:.1f} %" for k in ("test recall@1",) if told.get(k) is not None]
     return ", ".join([f", step {told['step']} of {told['steps']}", *scores])
 
-# %% ../nbs/96_batch.ipynb #38f9f622
+# %% ../nbs/96_batch.ipynb #f11d0cb2
 def failure_table(
     failures: Sequence[Failure],
 ) -> str:  # lines of text
@@ -767,7 +780,7 @@ def failure_table(
         names = what if len(what) < 4 else [*what[:2], f"and {len(what) - 2} more"]
         lines += ["", *(f"  {name}" for name in names), *(f"    {line}" for line in why.splitlines())]
         if notebook:
-            lines.append(f"    see {notebook}" + ("" if cell is None else f", cell {cell}"))
+            lines.append(f"    see {notebook}" + ("" if cell is None else f", In [{cell}]"))
     return "\n".join([*lines, "", "Try just these again: the same command with --retry"])
 
 # %% ../nbs/96_batch.ipynb #a2c18f0a

@@ -127,7 +127,7 @@ def dry_run(
     print(f"{len(left)} runs in {len(cut)} notebooks on {workers} workers: about {estimate}")
     return 0
 
-# %% ../nbs/98_cli.ipynb #eba56600
+# %% ../nbs/98_cli.ipynb #8f3b8cf7
 def search(args: argparse.Namespace) -> int:  # exit status
     "Choose learning rates and weights on validation classes, and write what was chosen"
     import json
@@ -139,8 +139,8 @@ def search(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.study import choose
 
     profile, began, failures = lookup("profile", args.profile, PROFILES), time.perf_counter(), []
-    if not profile.tuned:
-        raise ValueError(f"profile {args.profile!r} takes its learning rates from the papers: nothing to search")
+    if profile.tuned != f"tuned_{args.profile}.json":
+        raise ValueError(f"profile {args.profile!r} has no search of its own; glyphs has")
     second = [m for m in profile.methods if METHODS[m].miner == "rho_distance"]
     stages = [[m for m in profile.methods if m not in second and METHODS[m].loss], second]
     jobs = []
@@ -190,10 +190,11 @@ def report(args: argparse.Namespace) -> int:  # exit status
     print(write_report(args.profile))
     return 0
 
-# %% ../nbs/98_cli.ipynb #ccb8c667
+# %% ../nbs/98_cli.ipynb #3b3c4f49
 def list_all(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
-    from dmlstudy.data import DATASETS, role
+    from dmlstudy.core import role
+    from dmlstudy.data import DATASETS
     from dmlstudy.objectives import METHODS
 
     parts = {
@@ -225,8 +226,11 @@ def data(args: argparse.Namespace) -> int:  # exit status
         elif args.action == "check":
             print(found := check(name, args.root, images=not args.quick))
             well &= found.ok
-        elif args.names or find(name, args.root):
-            print(prepare(name, args.root))
+        elif find(name, args.root):
+            print(f"{name}: decoded to {prepare(name, args.root, decoded=True)['decoded']}")
+        elif args.names:
+            print(find(name, args.root))
+            well = False
     return 0 if well else 1
 
 # %% ../nbs/98_cli.ipynb #717e12dc

@@ -7,10 +7,11 @@ __all__ = ['SELECTIONS', 'outputs', 'shown', 'write_atomically', 'StaleRecord', 
            'load_record', 'check_record', 'batch_file', 'write_batch', 'read_batch', 'selected', 'tidy', 'summary',
            'folder_of', 'markdown', 'write_table', 'write_figure']
 
-# %% ../nbs/90_records.ipynb #b8994a5f
+# %% ../nbs/90_records.ipynb #f3712d99
 import io
 import json
 import os
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ import pandas as pd
 
 from .core import Run, lookup, make_run, root
 
-# %% ../nbs/90_records.ipynb #9bac98ae
+# %% ../nbs/90_records.ipynb #63fef14a
 def outputs() -> Path:  # may not exist yet
     "The folder of everything a study makes"
     return root() / "outputs"
@@ -39,7 +40,7 @@ def write_atomically(
     "Write a file in one step"
     data = data.encode() if isinstance(data, str) else data
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.write_bytes(data)
         temporary.replace(file)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PAGE', 'plain_math', 'html', 'stems', 'paper_notebooks', 'entry', 'provenance', 'write_report', 'collect', 'show']
 
-# %% ../nbs/97_report.ipynb #e7a115fe
+# %% ../nbs/97_report.ipynb #3338c7d5
 import base64
 import json
 import re
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .batch import Failure, clock, default_workers, gather, notebooks, papermill, what_broke
+from .batch import Failure, clock, cores, execute_copy, gather, notebooks, what_broke
 from .core import lookup
 from .records import batch_file, outputs, read_batch, shown, tidy, write_atomically, write_batch
 from .study import PROFILES, Job, jobs_of
@@ -122,7 +122,7 @@ def provenance(
         out[package] = count(m["versions"].get(package, "none") for m in made)
     return out
 
-# %% ../nbs/97_report.ipynb #805b6643
+# %% ../nbs/97_report.ipynb #f29e0e55
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -132,14 +132,14 @@ PAGE = """<!doctype html>
 <style>
 :root { color-scheme: light; --ink: #1b1f24; --soft: #5b6570; --line: #d8dde3; --link: #0a58a8 }
 * { box-sizing: border-box }
-body { margin: 0 auto; max-width: 62rem; padding: 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink) }
+body { margin: 0 auto; max-width: 74rem; padding: 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink) }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: .5rem 0 }
 h2 { font-size: 1.25rem; line-height: 1.25; margin: 0 0 .3rem }
 section { border-top: 1px solid var(--line); margin-top: 2rem; padding-top: 1.2rem }
-p { margin: .5rem 0; overflow-wrap: anywhere }
+p { margin: .5rem 0; max-width: 50rem; overflow-wrap: anywhere }
 a { color: var(--link) }
 code { font-size: .9em }
-img { display: block; max-width: 100%; height: auto; margin: .8rem auto }
+img { display: block; max-width: 100%; height: auto; margin: .8rem 0 }
 .scroll { overflow-x: auto; margin: .8rem 0 }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }
@@ -155,7 +155,7 @@ nav ul { columns: 16rem; padding-left: 1.2rem; margin: .5rem 0 }
 <body>
 <header>
 <h1>A study of deep metric learning: profile {{ profile }}</h1>
-<p>{{ about[0] | upper }}{{ about[1:] }}. {{ made["runs"] }} runs on {{ datasets }}.
+<p>{{ about }} {{ made["runs"] }} runs on {{ datasets }}.
 <a href="#made">How it was made</a> is said at the end.</p>
 </header>
 <nav aria-label="Contents"><ul>
@@ -196,7 +196,7 @@ nav ul { columns: 16rem; padding-left: 1.2rem; margin: .5rem 0 }
 </html>
 """
 
-# %% ../nbs/97_report.ipynb #e3521a6d
+# %% ../nbs/97_report.ipynb #93d37015
 def write_report(
     profile: str = "glyphs",
 ) -> Path:  # the page
@@ -211,7 +211,7 @@ def write_report(
         .from_string(PAGE)
         .render(
             profile=profile,
-            about=about,
+            about=about[0].upper() + about[1:] + ("" if about[-1] in "?!." else "."),
             datasets=", ".join(dict.fromkeys(record["run"]["dataset"] for record in records)),
             entries=[entry(profile, stem, sources) for stem in stems(profile)],
             claims=html(claims.read_text(encoding="utf-8")) if claims.exists() else "",
@@ -237,7 +237,7 @@ def collect(
     write_batch(profile, records)
     return show(profile, workers, out)
 
-# %% ../nbs/97_report.ipynb #6c0dd4f9
+# %% ../nbs/97_report.ipynb #3caafa39
 def show(
     profile: str,
     workers: int = 0,
@@ -249,12 +249,12 @@ def show(
     write_atomically(shown(profile) / "results.csv", results)
     sources = sorted((notebooks() / "paper").glob("*.ipynb"))
     target = lambda source: outputs() / "notebooks" / "paper" / f"{profile}-{source.name}"
-    with ThreadPoolExecutor(workers or default_workers()) as pool:
-        pending = {s: pool.submit(papermill, s, target(s), {"profile": profile}) for s in sources}
+    with ThreadPoolExecutor(workers or cores()) as pool:
+        pending = {s: pool.submit(execute_copy, s, target(s), {"profile": profile}) for s in sources}
     failures = []
     for source, future in pending.items():
         if error := future.exception():
-            cell = getattr(error, "cell_index", None)
+            cell = getattr(error, "exec_count", None)
             failures.append(
                 Failure(f"{source.parent.name}/{source.name}", what_broke(error), str(target(source)), cell)
             )

@@ -53,7 +53,7 @@ class Profile:
     tuned: str = ""  # asset with what the search on validation classes chose: data set -> method -> fields
     experiments: tuple[str, ...] = ("objectives",)
 
-# %% ../nbs/91_study.ipynb #1984938d
+# %% ../nbs/91_study.ipynb #18d99899
 _ROTH = {"batch_size": 112, "samples_per_class": 2, "steps": 2000, "eval_every": 250, "weight_decay": 4e-4}
 _SEC = {
     "batch_size": 120,
@@ -65,6 +65,7 @@ _SEC = {
     "weight_decay": 4e-4,
     "lr": 5e-4,
 }
+_DRILL = {"batch_size": 24, "images_per_class": 4, "steps": 40, "eval_every": 20}
 _GLYPHS = {  # step decay and head rate follow the set whose part is played
     "glyphs_fine": {"sec": {"lr": 1e-3, "head_lr_factor": 2.0, "lr_decay": 0.1, "milestones": "0.625"}},
     "glyphs_cross": {"sec": {"lr_decay": 0.5, "milestones": "0.5,0.75"}},
@@ -122,8 +123,16 @@ _PAPER_SETS = {  # steps = epochs x floor(training images / 112)
     },
 }
 
-# %% ../nbs/91_study.ipynb #78e6cab3
+# %% ../nbs/91_study.ipynb #4635699f
 PROFILES = {
+    "drill": Profile(
+        "runs of a second, to try out a batch",
+        ("glyphs_fine",),
+        (0, 1),
+        ("Softmax", "Contrastive (D)"),
+        {name: {**fields, **_DRILL} for name, fields in (("roth", _ROTH), ("sec", _SEC))},
+        _GLYPHS,
+    ),
     "smoke": Profile(
         "a few short runs of every kind: does it work?",
         ("glyphs_fine",),

@@ -1,0 +1,421 @@
+"""Batches in real processes, killed, interrupted, out of disk: always the same results, each run trained once."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from dmlstudy import batch, records
+from dmlstudy.core import make_run
+from dmlstudy.study import Job, jobs_of
+
+CHECKOUT = Path(batch.__file__).parents[1]
+ASKED = ("--profile", "drill", "--jobs", "2")  # four runs
+MAIN = "import sys; from dmlstudy.cli import main; sys.exit(main())"
+
+
+class Study:
+    """A folder with the experiment notebooks (and none of the papers'), in which the command is called."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        shutil.copytree(CHECKOUT / "nbs/experiments", folder / "nbs/experiments")
+        (folder / "nbs/paper").mkdir()
+        self.environment = {**os.environ, "DMLSTUDY_ROOT": str(folder), "PYTHONPATH": str(CHECKOUT)}
+
+    def spoil(self, what: str) -> None:
+        """Let something happen whenever Contrastive is trained."""
+        code = (
+            "import os\nfrom dmlstudy import train\n\nfit = train.fit\n\n\ndef spoiled(run, **options):\n"
+            f"    if run.method.startswith('Contrastive'):\n        {what}\n    return fit(run, **options)\n\n\n"
+            "train.fit = spoiled"
+        )
+        source = self.folder / "nbs/experiments/objectives.ipynb"
+        notebook = json.loads(source.read_text())
+        notebook["cells"].insert(2, {**notebook["cells"][2], "id": "spoil", "metadata": {}, "source": code})
+        source.write_text(json.dumps(notebook))
+
+    def start(self, *words: str) -> subprocess.Popen:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": self.folder}
+        return subprocess.Popen([sys.executable, "-c", MAIN, *words], env=self.environment, **options)
+
+    def call(self, *words: str) -> tuple[int, str]:
+        process = self.start(*words)
+        return process.wait(300), process.stdout.read()
+
+    def results(self) -> bytes:
+        return (self.folder / "outputs/drill/results.csv").read_bytes()
+
+    def events(self, *kinds: str) -> list[dict]:
+        """The journals of all runs, with the run's key."""
+        found = []
+        for file in (self.folder / "outputs/runs").glob("*/journal.jsonl"):
+            found += [{**event, "key": file.parent.name} for event in batch.history(file.parent)]
+        return [event for event in found if not kinds or event["event"] in kinds]
+
+    def trained(self) -> Counter:
+        """How often each run was trained to its end."""
+        return Counter(event["key"] for event in self.events("done"))
+
+    def wait_for(self, kind: str, n: int = 1, seconds: float = 120) -> list[dict]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if len(found := self.events(kind)) >= n:
+                return found
+            time.sleep(0.05)
+        raise TimeoutError(f"no {n} runs were {kind}")
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch) -> Study:
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    return Study(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> Study:
+    study = Study(tmp_path_factory.mktemp("undisturbed"))
+    status, told = study.call("run", *ASKED)
+    assert status == 0, told
+    return study
+
+
+def small(**fields):
+    """A run of a second."""
+    return make_run(
+        **{"method": "Softmax", "steps": 4, "eval_every": 4, "images_per_class": 4, "batch_size": 8} | fields
+    )
+
+
+# an undisturbed batch
+
+
+def test_undisturbed(undisturbed):
+    assert set(undisturbed.trained().values()) == {1} and len(undisturbed.trained()) == 4
+    lines = undisturbed.results().decode().splitlines()
+    assert lines[0].startswith("key,profile,dataset,method") and len(lines) > 200
+    copies = list((undisturbed.folder / "outputs/notebooks/objectives").glob("drill-glyphs_fine-*.ipynb"))
+    assert len(copies) == 2 and all('"output_type": "error"' not in copy.read_text() for copy in copies)
+    status, told = undisturbed.call("run", *ASKED)
+    assert status == 0 and "4 of them recorded; 0 to train in 0 notebooks" in told
+    assert f"results.csv  {undisturbed.folder / 'outputs/drill/results.csv'}" in told and "took" in told
+
+
+@pytest.mark.parametrize("kind", ["dask", "processes"])
+def test_any_executor_gives_the_same_results(study, undisturbed, kind, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    if kind == "dask":
+        distributed = pytest.importorskip("distributed")
+        options = {"processes": True, "dashboard_address": None, "host": "127.0.0.1"}
+        with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
+            status, told = study.call("run", *ASKED, "--scheduler", cluster.scheduler_address)
+        assert status == 0, told
+    else:
+        jobs = jobs_of("drill")
+        with ProcessPoolExecutor(2, get_context("spawn")) as executor:
+            assert batch.run_batch(jobs, 2, executor) == []
+        assert study.call("run", *ASKED)[0] == 0
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1}
+
+
+# killed, interrupted, two at once
+
+
+def test_killed_worker(study, undisturbed):
+    process = study.start("run", *ASKED)
+    victim = study.wait_for("begun")[0]
+    os.kill(victim["pid"], signal.SIGKILL)
+    assert process.wait(300) == 0, process.stdout.read()
+    assert [event["key"] for event in study.events("killed")] == [victim["key"]]
+    assert [event["owner"]["pid"] for event in study.events("taken over")] == [victim["pid"]]
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1}
+
+
+def test_killed_again_and_again(study):
+    """A run that always takes its process along fails; the other is trained."""
+    study.spoil("os.kill(os.getpid(), 9)")
+    job = Job("objectives", "drill", "glyphs_fine", 0, "Contrastive (D); Softmax")
+    contrastive, softmax = job.runs()
+    (failure,) = batch.execute(job, str(study.folder), "b")
+    assert failure.key == contrastive.key() and "died (killed, or out of memory)" in failure.why
+    assert records.load_record(softmax) and len(study.events("killed")) == 2
+
+
+def gone(pids, seconds: float = 10) -> bool:
+    """Do all these processes end soon?"""
+    me, end = batch.this_process(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        if all(not Path(f"/proc/{pid}").exists() or batch.is_dead({**me, "pid": pid}) for pid in pids):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_killed_batch(study, undisturbed):
+    process = study.start("run", *ASKED)
+    pids = {event["pid"] for event in study.wait_for("begun", 1)}
+    process.kill()
+    process.wait()
+    assert study.call("run", *ASKED)[0] == 0
+    assert gone(pids)
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1}
+
+
+@pytest.mark.slow
+def test_killed_batch_at_ten_random_moments(study, undisturbed):
+    draw = random.Random(0)
+    for _ in range(10):
+        process = study.start("run", *ASKED)
+        try:
+            process.wait(draw.uniform(0.5, 15))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    assert study.call("run", *ASKED)[0] == 0
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1} and len(study.trained()) == 4
+
+
+def test_interrupted(study, undisturbed):
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        process = study.start("run", *ASKED)
+        pids = {event["pid"] for event in study.wait_for("begun", len(study.events("begun")) + 1)}
+        began = time.monotonic()
+        process.send_signal(sign)
+        assert process.wait(60) == 130
+        assert time.monotonic() - began < 15 and gone(pids)
+        assert "the same command goes on from there" in process.stdout.read()
+    assert study.call("run", *ASKED)[0] == 0
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1}
+
+
+def test_two_batches_share_the_work(study, undisturbed):
+    processes = [study.start("run", *ASKED) for _ in range(2)]
+    assert [process.wait(300) for process in processes] == [0, 0]
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1} and len(study.trained()) == 4
+
+
+# failures
+
+
+def test_failures_are_told_and_retried(study):
+    study.spoil("raise FileNotFoundError('cub200 is not at /data')")
+    asked = ("--profile", "drill", "--jobs", "1")
+    status, told = study.call("run", *asked, "--seeds", "0")
+    assert status == 1 and "1 failed:" in told and "Contrastive (D) on glyphs_fine, seed 0" in told, told
+    assert "FileNotFoundError: cub200 is not at /data" in told and "--retry" in told
+    assert f"see {study.folder}/outputs/notebooks/objectives/drill-glyphs_fine-0" in told and ", In [" in told
+    assert set(study.trained().values()) == {1} and b"Softmax" in study.results()
+    shutil.copy(CHECKOUT / "nbs/experiments/objectives.ipynb", study.folder / "nbs/experiments")
+    status, told = study.call("run", *asked, "--retry")
+    assert status == 0 and "4 runs, 1 of them recorded; 1 to train" in told, told
+    rows = [line.split() for line in study.call("status")[1].splitlines()]
+    assert ["objectives", "glyphs_fine", "4", "2", "0", "0"] in rows
+
+
+def test_a_failing_run_leaves_the_others(study):
+    bad, good = small(lr=1e30), small(seed=1)
+    with pytest.raises(batch.FailedRuns, match="1 of 2 runs failed\nSoftmax on glyphs_fine.*is not finite at step"):
+        batch.each_once([bad, good])
+    assert records.load_record(good) and not records.recorded(bad)
+    assert "NonFiniteLoss" in batch.last_error(bad)
+
+
+def test_given_up_within_a_batch_only(study, monkeypatch):
+    run = small(dataset="glyphs_fine", lr=1e30)
+    monkeypatch.setenv("DMLSTUDY_BATCH", "one")
+    for _ in range(2):
+        with pytest.raises((batch.FailedRuns, FloatingPointError)):
+            batch.once(run)
+    assert [event["event"] for event in batch.history(run)] == ["begun", "failed"]
+    monkeypatch.setenv("DMLSTUDY_BATCH", "two")
+    with pytest.raises(FloatingPointError):
+        batch.once(run)
+    assert len(batch.history(run)) == 4
+
+
+def test_stale_record_is_refused_and_half_a_record_redone(study):
+    stale, half = (small(seed=seed) for seed in (0, 1))
+    first = [batch.once(run) for run in (stale, half)]
+    file = records.save_record(first[0])
+    file.write_text(json.dumps({**first[0], "run": {**first[0]["run"], "lr": 1.0}}) + "\n")
+    before = file.read_text()
+    (records.run_folder(half) / "record.json").write_text(json.dumps(first[1])[:99])
+    with pytest.raises(batch.FailedRuns, match="1 of 2 runs failed(.|\n)*StaleRecord.*lr: asked 0.0006, recorded 1.0"):
+        batch.each_once([stale, half])
+    assert file.read_text() == before
+    again = records.load_record(half)
+    assert {**again, "made": 0} == {**first[1], "made": 0}
+
+
+def test_stale_record_in_a_batch(study):
+    job = jobs_of("drill", methods=["Softmax"])[0]
+    run = job.runs()[0]
+    records.write_atomically(
+        records.run_folder(run) / "record.json",
+        json.dumps({"key": run.key(), "run": {**asdict(run), "steps": 7}, "curves": {}}) + "\n",
+    )
+    (failure,) = batch.run_batch([job])
+    assert "steps: asked 40, recorded 7" in failure.why and failure.key == run.key()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mount a small disk at outputs/, if that is allowed here."""
+    place = tmp_path / "outputs"
+    place.mkdir()
+    mount = lambda *options: subprocess.run(["mount", *options, str(place)], capture_output=True).returncode == 0
+    if not mount("-t", "tmpfs", "-o", "size=64k", "tmpfs"):
+        pytest.skip("needs the right to mount")
+    yield mount
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_full_and_read_only_disk(small_disk, study, undisturbed):
+    status, told = study.call("run", *ASKED)
+    assert status == 1 and "No space left on device" in told or "is full" in told, told
+    assert small_disk("-o", "remount,size=100m") and small_disk("-o", "remount,ro")
+    status, told = study.call("run", *ASKED)
+    assert status == 2 and "Read-only file system" in told and str(study.folder / "outputs") in told, told
+    assert small_disk("-o", "remount,rw")
+    assert study.call("run", *ASKED)[0] == 0
+    assert study.results() == undisturbed.results()
+    status, told = (small_disk("-o", "remount,ro"), study.call("run", *ASKED))[1]
+    assert status == 2 and len(study.trained()) == 4
+    assert small_disk("-o", "remount,rw")
+
+
+# locks
+
+
+def _take(arguments) -> bool:
+    """In another process: wait for the moment, then try to take a lock."""
+    seed, moment = arguments
+    lock = batch.Lock(make_run(seed=seed))
+    time.sleep(max(0, moment - time.time()))
+    taken = lock.acquire()
+    time.sleep(0.3)
+    return taken
+
+
+def test_one_of_many_takes_a_dead_lock(study):
+    dead = {**batch.this_process(), "pid": 2**22 + 1}
+    with ProcessPoolExecutor(6, get_context("spawn")) as pool:
+        list(pool.map(_take, [(1000 + i, 0) for i in range(6)]))  # processes are up
+        for seed in range(5):
+            file = batch.Lock(make_run(seed=seed)).file
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({**dead, "token": "dead"}))
+            assert sum(pool.map(_take, [(seed, time.time() + 0.2)] * 6)) == 1
+
+
+def test_a_beating_lock_of_another_host_is_respected(study):
+    run = make_run(seed=3)
+    lock = batch.Lock(run, stale=0.5)
+    lock.file.parent.mkdir(parents=True)
+    lock.file.write_text(json.dumps({**batch.this_process(), "host": "elsewhere"}))
+    with ThreadPoolExecutor(1) as pool:
+        beating = pool.submit(lambda: [(time.sleep(0.1), os.utime(lock.file)) for _ in range(12)])
+        while not beating.done():
+            assert not lock.acquire()
+            time.sleep(0.05)
+    end = time.monotonic() + 5
+    while not lock.acquire():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    lock.release()
+    assert lock.held() is None
+
+
+def test_an_owner_that_lost_its_lock_does_not_give_back_anothers(study):
+    run = make_run(seed=4)
+    lost = batch.Lock(run)
+    assert lost.acquire()
+    lost.file.write_text(json.dumps({**batch.this_process(), "token": "another"}))
+    lost.release()
+    assert lost.held() is not None
+
+
+# shards, GPUs, status, gathering
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7, 100])
+@pytest.mark.parametrize("experiment", ["objectives", "search"])
+def test_shards_hold_each_wanted_run_once(workers, experiment):
+    jobs = jobs_of("glyphs", [experiment], ["glyphs_fine", "glyphs_many"], [0, 1])
+    runs = [run for job in jobs for run in job.runs()]
+    wanted = runs[:: 3 if experiment == "objectives" else 1]
+    cut = batch.shards(jobs, wanted, workers, lambda run: 1.0 + run.steps / 500)
+    found = Counter(run for job in cut for run in job.runs())
+    assert all(found[run] == 1 for run in wanted)
+    assert len(cut) >= min(workers, 4)
+
+
+def test_gpus_are_dealt_out_in_turn(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert batch.default_workers() == 2
+    with batch.local_workers(4) as pool:
+        look = lambda _: (time.sleep(0.2), batch._environment("b")["CUDA_VISIBLE_DEVICES"])[1]
+        assert sorted(pool.map(look, range(4))) == ["3", "3", "5", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert batch.default_workers() == batch.cores()
+
+
+def test_status_of_ten_thousand_records_is_fast(study):
+    record = json.dumps({"curves": list(range(8000))}) + "\n"
+    runs = {}
+    for i in range(10_000):
+        folder = study.folder / "outputs/runs" / f"{i:012x}"
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(record if i != 7 else record[:99])
+        runs[folder.name] = ["objectives", "glyphs_fine", "Softmax", i]
+    records.write_atomically(batch.plan_file("glyphs"), json.dumps({"profile": "glyphs", "runs": runs}))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    status, told = study.call("status")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    rows = [line.split() for line in told.splitlines()]
+    assert status == 0 and ["objectives", "glyphs_fine", "10000", "9999", "0", "0"] in rows
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2  # seconds, however busy the machine
+
+
+def test_records_that_came_with_the_project_are_kept(study):
+    jobs = jobs_of("smoke", methods=["Softmax", "SHT"])
+    softmax, sht = jobs[0].runs()
+    kept = [{"key": run.key(), "run": asdict(run), "from": "project"} for run in (softmax, sht)]
+    stale = {**kept[1], "run": {**kept[1]["run"], "steps": 7}}
+    records.save_record({**kept[0], "from": "here"})
+    assert [record["from"] for record in batch.gather(jobs, kept)] == ["here", "project"]
+    assert [record["from"] for record in batch.gather(jobs, [kept[0], stale])] == ["here"]
+
+
+def test_progress_tells_what_is_trained(study, capsys):
+    job = jobs_of("smoke", methods=["Softmax"])[0]
+    (run,) = job.runs()
+    lock = batch.Lock(run)
+    assert lock.acquire()
+    progress = batch.Progress([run], [job], lambda run: 60.0, 1)
+    batch._telling(run)(150, {"test": {"recall@1": 0.5}})
+    assert progress.working()[0].endswith("0 of 1 done, Softmax, step 150 of 200, recall@1 50.0 %")
+    assert progress.summary() == "0 of 1 runs after 0 s, about 1:00 min to go"
+    progress.live = True
+    progress.show()
+    progress.say("a line that stays")
+    assert "\x1b[2A\x1b[J" in (told := capsys.readouterr().out) and told.endswith("a line that stays\n")
+    lock.release()

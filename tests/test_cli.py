@@ -1,0 +1,119 @@
+"""The command: what it prints, what it refuses, and its exit status."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dmlstudy import cli, records
+from dmlstudy.core import asset
+from dmlstudy.objectives import METHODS
+from dmlstudy.study import PROFILES
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Call the command in an empty folder: exit status, what it printed, what it complained of."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        try:
+            status = cli.main(words)
+        except SystemExit as error:
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help(call, command):
+    status, told, _ = call(*command.split(), "--help")
+    assert status == 0 and told.startswith("usage: dmlstudy")
+    if not command:
+        assert all(name in told for name in cli.COMMANDS)
+    assert max(map(len, told.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "words, hint",
+    [
+        ("rnu", "Did you mean 'run'?"),
+        ("run --profile smok", "Did you mean 'smoke'?"),
+        ("run --datasets glyph_fine", "Did you mean 'glyphs_fine'"),
+        ("run --methods Sofmax", "'Softmax'"),
+        ("run --experiments objective", "Did you mean 'objectives'?"),
+        ("run --seeds some", "write them as 0 2 5-7"),
+        ("tables --profile nothing", "There is no profile 'nothing'"),
+        ("tables --profile smoke", "dmlstudy run --profile smoke"),
+        ("report --profile smoke", "dmlstudy run --profile smoke"),
+        ("search --profile paper", "has no search of its own"),
+        ("search --profile glyphs_full", "has no search of its own"),
+        ("data check cub20", "Did you mean 'cub200'"),
+    ],
+)
+def test_wrong_names_meet_the_right_ones(call, words, hint):
+    status, _, complaint = call(*words.split())
+    assert status == 2 and hint in complaint and "Traceback" not in complaint
+
+
+def test_list(call):
+    status, told, _ = call("list")
+    assert status == 0
+    for name in (*PROFILES, *METHODS, "glyphs_fine", "objectives"):
+        assert name in told
+    assert all(len(line.split("  ")) > 1 for line in told.splitlines() if line.startswith("  "))
+
+
+def test_dry_run_trains_nothing(call, tmp_path):
+    status, told, _ = call("run", "--dry-run", "--jobs", "3")
+    runs = 3 * 3 * len(PROFILES["glyphs"].methods)
+    assert status == 0 and f"{runs} runs in" in told and "on 3 workers: about" in told
+    assert not (tmp_path / "outputs/runs").exists()
+
+
+def test_dry_run_estimates_from_records(call):
+    from dmlstudy.study import run_of
+
+    run = run_of("smoke", "glyphs_fine", "Softmax")
+    fields = {"key": "x", "run": vars(run), "curves": {}, "made": {"seconds": 3600.0}}
+    records.write_batch("smoke", [fields])
+    status, told, _ = call("run", "--profile", "smoke", "--methods", "Softmax", "--dry-run", "--seeds", "5", "6")
+    assert status == 0 and "2 runs in 2 notebooks" in told and "2:00 h" in told
+
+
+def test_status_of_nothing(call):
+    assert "dmlstudy run begins one" in call("status")[1]
+    status, told, _ = call("status", "--profile", "smoke")
+    assert status == 0 and "glyphs_fine" in told and "7      0      0      0" in told
+
+
+def test_search_dry_run_has_two_stages(call):
+    before = asset("tuned_glyphs.json").read_bytes() if asset("tuned_glyphs.json").exists() else None
+    status, told, _ = call("search", "--dry-run")
+    assert status == 0 and told.count("search ") == 6
+    assert before == (asset("tuned_glyphs.json").read_bytes() if before is not None else None)
+
+
+def test_data(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path))
+    status, told, _ = call("data", "list")
+    assert status == 0 and "glyphs_fine: rendered here" in told and "cub200: not found" in told
+    status, told, _ = call("data", "check", "cub200")
+    assert status == 1 and "CUB_200_2011" in told
+    assert call("data", "prepare", "cub200")[0] == 1
+
+
+def test_exit_status_of_the_process(tmp_path):
+    code = "import sys; from dmlstudy.cli import main; sys.exit(main())"
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    for words, expected in (("list", 0), ("run --profile smok", 2)):
+        call = [sys.executable, "-c", code, *words.split()]
+        assert subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True).returncode == expected
+
+
+def test_settings_name_the_command():
+    settings = (Path(cli.__file__).parents[1] / "settings.ini").read_text()
+    assert "console_scripts = dmlstudy=dmlstudy.cli:main" in settings

@@ -1,0 +1,144 @@
+"""The page of a profile: complete, self-contained, safe, the same for the same records, and right in a real browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import asdict
+from html.parser import HTMLParser
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from dmlstudy import records, report
+from dmlstudy.core import make_run
+
+STEMS = ("roth_table2", "roth_table10", "roth_fig1", "roth_fig12", "sec_main", "sec_table1", "sec_fig1", "claims")
+WIDE = pd.DataFrame([{f"a rather long heading {i}": 51.25 + i for i in range(14)}])
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A profile with some tables and figures, and its page."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    made = {"seconds": 30.0, "device": "cpu", "git": "0123abc", "versions": {"torch": "2.14.1", "numpy": "2.4"}}
+    runs = [make_run(seed=seed) for seed in range(3)]
+    records.write_batch("smoke", [{"key": r.key(), "run": asdict(r), "made": made} for r in runs])
+    for stem in STEMS:
+        if "fig" in stem:
+            fig, ax = plt.subplots(figsize=(8, 3))
+            ax.plot([1, 2])
+            records.write_figure(stem, fig, profile="smoke")
+            plt.close(fig)
+        else:
+            text = {"caption": f"Caption of {stem}: <script>alert(1)</script>", "notes": "From 3 runs."}
+            file = records.write_table(stem, WIDE, **text, profile="smoke")
+            file.write_text(file.read_text() + "\n## Rule `last`: after the last step\n\n| a |\n| --- |\n| 77.7 |\n")
+    (tmp_path / "outputs/smoke/claims.md").write_text("# Claims\n\n| claim | holds |\n| --- | --- |\n| one | yes |\n")
+    return report.write_report("smoke")
+
+
+class Found(HTMLParser):
+    """Tags with their attributes, and whether all are closed in order."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.open = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "img", "br", "hr", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_every_stem_once_and_in_order(page):
+    found = Found(page.read_text())
+    assert not found.open
+    sections = [attributes["id"] for tag, attributes in found.tags if tag == "section"]
+    assert sections == ["claims", *STEMS, "made"] or sections[1:-1] == [*report.stems("smoke")]
+    assert sorted(report.stems("smoke")) == sorted(STEMS)
+    order = report.stems("smoke")
+    assert (
+        order.index("roth_table2") < order.index("roth_table10") < order.index("roth_fig1") < order.index("roth_fig12")
+    )
+    assert order.index("sec_table1") < order.index("sec_main") < order.index("sec_fig1")
+    targets = [a["href"][1:] for tag, a in found.tags if tag == "a" and a["href"].startswith("#")]
+    assert set(targets) <= {a["id"] for _, a in found.tags if "id" in a}
+
+
+def test_self_contained_and_safe(page):
+    found = Found(page.read_text())
+    sources = [a["src"] for tag, a in found.tags if tag == "img"]
+    assert len(sources) == 3 and all(source.startswith("data:image/png;base64,") for source in sources)
+    assert all(a["alt"] for tag, a in found.tags if tag == "img")
+    assert not [tag for tag, _ in found.tags if tag in ("script", "link", "iframe")]
+    assert "http" not in re.sub(r"base64,[\w+/=]+", "", page.read_text())
+    links = [a["href"] for tag, a in found.tags if tag == "a" and not a["href"].startswith("#")]
+    assert links and all((page.parent / link).is_file() for link in links)
+
+
+def test_same_records_same_bytes(page):
+    before = page.read_bytes()
+    assert report.write_report("smoke").read_bytes() == before
+
+
+def test_how_it_was_made(page):
+    text = html.unescape(re.sub(r"<[^>]+>", " ", page.read_text()))
+    for part in (
+        "1:30 min",
+        "cpu (3 runs)",
+        "0123abc (3 runs)",
+        "2.14.1 (3 runs)",
+        "made by nbs/paper/roth_table2.ipynb",
+    ):
+        assert part in " ".join(text.split()), part
+
+
+def test_no_records(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="dmlstudy run --profile smoke"):
+        report.write_report("smoke")
+    with pytest.raises(ValueError, match="Did you mean 'smoke'"):
+        report.write_report("smok")
+
+
+PROBE = """<iframe id="page" src="PAGE" width="WIDTH" height="900"></iframe><pre id="found"></pre>
+<script>
+onload = () => {
+  const inner = document.getElementById("page").contentDocument
+  const all = what => [...inner.querySelectorAll(what)]
+  document.getElementById("found").textContent = JSON.stringify({
+    stems: all("section").map(s => s.id),
+    images: all("img").length,
+    broken: all("img").filter(i => !i.complete || !i.naturalWidth).length,
+    cut: all("img").filter(i => i.getBoundingClientRect().right > WIDTH).length,
+    wide: inner.documentElement.scrollWidth,
+    small: all("p, td, a").filter(e => parseFloat(getComputedStyle(e).fontSize) < 12).length,
+    unfolded: all("details td").filter(e => e.checkVisibility()).length,
+  })
+}
+</script>"""
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_in_a_browser(page, width, tmp_path):
+    """Every stem is there, every image loads, and the page is not wider than the screen."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not browser:
+        pytest.skip("no chromium here")
+    around = page.with_name("around.html")
+    around.write_text(PROBE.replace("WIDTH", str(width)).replace("PAGE", page.name))
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    flags += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'browser'}"]
+    call = [browser, *flags, "--dump-dom", f"file://{around}"]
+    dom = subprocess.run(call, capture_output=True, text=True, timeout=120).stdout
+    found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', dom, re.S)[1]))
+    assert set(STEMS) <= set(found["stems"])
+    assert (found["images"], found["broken"], found["cut"]) == (3, 0, 0)
+    assert found["wide"] <= width and found["small"] == 0 and found["unfolded"] == 0
