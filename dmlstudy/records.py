@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SELECTIONS', 'outputs', 'shown', 'write_atomically', 'StaleRecord', 'run_folder', 'save_record', 'recorded',
-           'load_record', 'check_record', 'batch_file', 'write_batch', 'read_batch', 'selected', 'tidy', 'summary',
-           'folder_of', 'markdown', 'write_table', 'write_figure']
+           'load_record', 'check_record', 'batch_file', 'write_batch', 'lean', 'read_batch', 'selected', 'tidy',
+           'summary', 'folder_of', 'markdown', 'write_table', 'write_figure']
 
 # %% ../nbs/90_records.ipynb #f3712d99
 import io
@@ -107,7 +107,7 @@ def check_record(
         )
     return {**record, "run": found}
 
-# %% ../nbs/90_records.ipynb #454e9dfc
+# %% ../nbs/90_records.ipynb #ce0895e6
 def batch_file(
     profile: str,  # name of a profile
 ) -> Path:
@@ -122,6 +122,14 @@ def write_batch(
     "Keep the records of a finished batch, one a line, sorted by key"
     lines = {record["key"]: json.dumps(record, sort_keys=True) for record in records}
     return write_atomically(batch_file(profile), "".join(lines[key] + "\n" for key in sorted(lines)))
+
+
+def lean(
+    record: Mapping,
+) -> dict:  # a copy
+    "A record without spectra, for trials that are judged by recall alone: a third of the size"
+    curves = {part: {n: v for n, v in curve.items() if n != "spectrum"} for part, curve in record["curves"].items()}
+    return {**record, "curves": curves}
 
 
 def read_batch(

@@ -1,0 +1,83 @@
+"""A run on images on disk: the same record however many workers decode, resumed, and refused with the file's name."""
+
+import pytest
+import torch
+from test_data_images import accept, build
+
+from dmlstudy import train
+from dmlstudy.core import make_run
+from dmlstudy.data.images import load_images
+
+BIRDS = {
+    "dataset": "cub200", "fold": -1, "model": "resnet50", "weights": "none", "embed_dim": 8, "method": "Triplet (R)",
+    "batch_size": 4, "steps": 2, "eval_every": 1, "lr": 1e-4,
+}  # fmt: skip
+
+
+@pytest.fixture
+def birds(tmp_path, monkeypatch):
+    """A miniature CUB200-2011 where the library looks for it."""
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "data"))
+    build("cub200", "class folders in images", tmp_path / "data")
+    accept(monkeypatch, "cub200", load_images("cub200", tmp_path / "data", strict=False))
+    train._data.cache_clear()
+    yield tmp_path / "data"
+    train._data.cache_clear()
+
+
+def content(record: dict) -> dict:
+    return {name: part for name, part in record.items() if name != "made"}
+
+
+@pytest.mark.slow
+def test_workers_change_nothing_and_a_stopped_run_goes_on(birds, tmp_path):
+    run = make_run(BIRDS)
+    whole = train.fit(run, device="cpu", workers=0)
+    assert whole["curves"]["test"]["step"] == [0, 1, 2] and whole["terms"]["step"] == [1, 2]
+    assert content(train.fit(run, device="cpu", workers=2)) == content(whole)
+
+    def stop(step, measured):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(run, device="cpu", folder=folder, workers=0, report=stop, checkpoint_every=0)
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["state"]["step"] == 1
+    assert content(train.fit(run, device="cpu", folder=folder, workers=0)) == content(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "sampler", "precision"),
+    [("googlenet", "spc", "float32"), ("bninception", "spc", "bf16"), ("resnet50", "gc", "tf32")],
+)
+def test_networks_samplers_and_precisions(birds, model, sampler, precision):
+    fields = {**BIRDS, "model": model, "sampler": sampler, "precision": precision, "steps": 1, "transform": "sec"}
+    record = train.fit(make_run(fields), device="cpu", workers=0)
+    assert record["curves"]["test"]["step"] == [0, 1]
+
+
+def test_an_unreadable_image_stops_the_run_before_it_begins(birds):
+    broken = next(birds.rglob("*Owl_1.jpg"))
+    broken.write_bytes(broken.read_bytes()[:300])
+    with pytest.raises(ValueError, match=r"Owl_1\.jpg"):
+        train.fit(make_run(BIRDS), device="cpu", workers=0)
+    record = train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0, skip_unreadable=True)
+    assert record["made"]["skipped_images"] == 1
+
+
+def test_data_and_network_must_go_together(birds):
+    with pytest.raises(ValueError, match="cub200 goes with a network for colour images"):
+        train.fit(make_run(BIRDS, model="convnet", weights="glyphs"), device="cpu")
+    with pytest.raises(ValueError, match="glyphs_fine goes with the convnet"):
+        train.fit(make_run(BIRDS, dataset="glyphs_fine"), device="cpu")
+
+
+def test_a_missing_data_set_says_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path))
+    train._data.cache_clear()
+    with pytest.raises(FileNotFoundError, match="sop"):
+        train.fit(make_run(BIRDS, dataset="sop"), device="cpu")
