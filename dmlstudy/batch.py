@@ -367,14 +367,14 @@ def _environment(batch: str) -> dict[str, str]:
 _slot = threading.local()  # what belongs to one worker thread: its GPU
 _kernels: set = set()  # of this process, to end them on Ctrl-C
 
-# %% ../nbs/96_batch.ipynb #9551033d
+# %% ../nbs/96_batch.ipynb #3701668c
 def execute_copy(
     source: Path,  # a notebook with a cell of parameters
     target: Path,  # where the executed copy goes
     parameters: Mapping,
     batch: str = "",  # id of the batch, if it is part of one
 ) -> None:
-    "Execute a copy of a notebook; an error in a cell is raised, and kept in the copy"
+    "Execute a copy of a notebook; an error in a cell is raised, and kept in the copy, with a log of the process"
     import logging
     import warnings
 
@@ -385,6 +385,7 @@ def execute_copy(
         async def start_kernel(self, **options):
             self.transport, self.connection_file = "ipc", str(folder / "k.json")
             options |= {"env": {**_environment(batch), "IPYTHONDIR": str(folder)}, "cwd": str(root())}
+            options |= {"stdout": log, "stderr": log}
             await super().start_kernel(**options)
             _kernels.add(self)
             if is_stopped(batch):
@@ -397,10 +398,11 @@ def execute_copy(
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="dml"))
+    folder, heard = Path(tempfile.mkdtemp(prefix="dml")), target.with_suffix(".log")
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with open(heard, "wb") as log, warnings.catch_warnings(action="ignore"):
             execute_notebook(source, target, {**parameters}, progress_bar=False, kernel_manager_class=Kernel)
+        heard.unlink()
     finally:
         _kernels.difference_update([k for k in _kernels if k.connection_file == str(folder / "k.json")])
         shutil.rmtree(folder, ignore_errors=True)
