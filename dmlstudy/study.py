@@ -74,11 +74,11 @@ _GLYPHS = {  # step decay and head rate follow the set whose part is played
 }
 OWN_DISPLACEMENT = {"margin": 4.0, "proxynca": 4.0, "arcface": 4.0}  # loss -> its own learning rate times steps
 
-# %% ../nbs/91_study.ipynb #402f5654
+# %% ../nbs/91_study.ipynb #98bee2ec
 _PAPER = {
     "fold": -1,
     "model": "resnet50",
-    "weights": "IMAGENET1K_V1",
+    "weights": "imagenet",
     "train_stem": True,
     "embed_dim": 128,
     "batch_size": 112,
@@ -89,6 +89,7 @@ _PAPER = {
 _PAPER_SEC = {
     "fold": -1,
     "model": "bninception",
+    "weights": "imagenet",
     "train_stem": True,
     "embed_dim": 512,
     "head": "bn",

@@ -7,10 +7,9 @@ __all__ = ['OPTIMIZERS', 'RECALLS', 'NORMS', 'splits_of', 'in_pieces', 'Feed', '
            'embed_part', 'embed', 'param_groups', 'milestone_steps', 'metrics_of', 'measure', 'git_commit',
            'device_name', 'NonFiniteLoss', 'State', 'start', 'sampler_of', 'train_steps', 'threads', 'fit']
 
-# %% ../nbs/80_train.ipynb #4ec618ed
+# %% ../nbs/80_train.ipynb #38a236d4
 import functools
 import hashlib
-import inspect
 import os
 import pickle
 import subprocess
@@ -32,9 +31,10 @@ from .data.splits import Split, first_of_each_class
 from .data.transforms import Views, make_transform
 from .metrics import evaluate
 from .metrics.space import spectrum
-from .models import EmbeddingNet, make_model
+from .models import MODELS, EmbeddingNet, make_model
 from .objectives import METHODS, Objective, make_objective
 from .samplers import SAMPLERS, make_sampler
+from .samplers.embedded import EmbeddedSampler
 
 # %% ../nbs/80_train.ipynb #c9026430
 @functools.lru_cache(maxsize=2)
@@ -130,7 +130,7 @@ def _rows(split: Split, whole: Split) -> Tensor:
     counts = zip(split.class_names, split.counts(), strict=True)
     return torch.cat([place[name][: int(n)] for name, n in counts])
 
-# %% ../nbs/80_train.ipynb #bd9d3271
+# %% ../nbs/80_train.ipynb #4f71f57f
 class _Steps:
     "A batch sampler over the steps of a run, for `Views`"
 
@@ -188,6 +188,8 @@ def feed_of(
     workers: int = 0,  # processes that decode images on disk
 ) -> Feed | FileFeed:
     "The feed that suits data set and network; the two must go together"
+    if not run.model.startswith("timm:"):
+        lookup("model", run.model, MODELS)
     embedded = run.dataset in RECIPES
     if embedded != (run.model == "convnet"):
         fit = "the convnet" if embedded else "a network for colour images, such as resnet50"
@@ -384,7 +386,7 @@ class State:
         parts = {"model": self.model, "objective": self.objective, "optimizer": self.optimizer}
         return {name: part for name, part in parts.items() if part is not None}
 
-# %% ../nbs/80_train.ipynb #2bcc327d
+# %% ../nbs/80_train.ipynb #fc50ae74
 def start(
     run: Run,
     feed: Feed | FileFeed,
@@ -411,12 +413,12 @@ def sampler_of(
     labels: Tensor,  # (N,), of the training images, on the CPU
 ):
     "The batch sampler of a run"
-    args = {"samples_per_class": run.samples_per_class}
-    known = inspect.signature(lookup("sampler", run.sampler, SAMPLERS)).parameters
-    own = {"replacement": run.replacement, "dim": run.embed_dim, "variant": run.variant}
-    args |= {name: value for name, value in own.items() if name in known}
-    if "big_batch" in known:
-        args["big_batch"] = min(known["big_batch"].default, len(labels) // run.samples_per_class)
+    n, args = run.samples_per_class, {"samples_per_class": run.samples_per_class}
+    if run.sampler == "spc":
+        args["replacement"] = run.replacement
+    if issubclass(lookup("sampler", run.sampler, SAMPLERS), EmbeddedSampler):
+        pool = min(1024, len(labels) // n * n)  # a small training set has no larger one
+        args |= {"dim": run.embed_dim, "variant": run.variant, "big_batch": pool}
     return make_sampler(run.sampler, labels, run.batch_size, run.seed, **args)
 
 # %% ../nbs/80_train.ipynb #f2e8c3a7

@@ -296,6 +296,7 @@ def test_query_and_gallery_share_classes(tmp_path):
 def test_cifar_is_read_in_order(tmp_path):
     a = IMAGE_SETS["cifar10"](build("cifar10", "python", tmp_path / "a"), strict=False)
     b = IMAGE_SETS["cifar10"](build("cifar10", "binary", tmp_path / "b"), strict=False)
+    assert "decoded" not in prepare("cifar10", tmp_path / "a", decoded=True)
     assert torch.equal(a.train.images, b.train.images) and torch.equal(a.test.labels, b.test.labels)
     assert a.train.labels.tolist() == [(k + i) % 10 for k in range(5) for i in range(4)]
     pixels = torch.randint(0, 256, (4, 3072), generator=generator(5, "cifar"))

@@ -445,10 +445,11 @@ def _counted(data: Data, place: Place, strict: bool) -> Data:
         raise ValueError(f"{place}, but {'; '.join(wrong)}. strict=False takes it all the same.")
     return data
 
-# %% ../../nbs/11_data.images.ipynb #cb50f2ca
+# %% ../../nbs/11_data.images.ipynb #b17b5d81
 def load_cifar10(
     folder: str | Path | None = None,  # the root to search below; None: data_dir()
     strict: bool = True,  # refuse other numbers of images than the published ones
+    decoded: bool = False,  # as for the others; its images are decoded anyway
 ) -> Data:  # train and test, images as uint8 tensors (N, 3, 32, 32)
     "CIFAR-10, whose test images show the training classes"
     place = find("cifar10", folder)
@@ -730,7 +731,7 @@ def unpack(
         shutil.rmtree(stage)
     return n
 
-# %% ../../nbs/11_data.images.ipynb #c3a6a7d7
+# %% ../../nbs/11_data.images.ipynb #98e1fc3f
 def checksums(
     path: str | Path,  # a file
 ) -> dict[str, str]:  # md5 and sha256, hexadecimal
@@ -771,6 +772,7 @@ def prepare(
     if decoded:
         data = IMAGE_SETS[name](folder, strict=False)
         splits = [part for s in SOURCES[name]["splits"] if isinstance((part := getattr(data, s)).images, Files)]
-        write_decoded(Files(place.folder, [p for part in splits for p in part.images.paths]), decoded_path(place))
-        done["decoded"] = decoded_path(place)
+        if splits:  # CIFAR-10 is held as one tensor
+            write_decoded(Files(place.folder, [p for part in splits for p in part.images.paths]), decoded_path(place))
+            done["decoded"] = decoded_path(place)
     return done

@@ -69,7 +69,7 @@ def score_points(
         out[:, d] = block.square().sum(1) / -2
     return rows
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #0c9d1e87
+# %% ../../nbs/70_metrics.retrieval.ipynb #8ed51fd5
 class Gallery:
     "What queries are compared with"
 
@@ -104,6 +104,8 @@ class Gallery:
             points, rows = self.points, self.rows
             if len(first) < len(points):
                 points, rows = points[first], rows[first]
+            else:
+                inverse = torch.arange(len(points), device=points.device)
             self.groups = points, rows, inverse.argsort(stable=True), torch.bincount(inverse)
         return self.groups
 

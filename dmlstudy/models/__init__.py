@@ -5,7 +5,9 @@
 # %% auto #0
 __all__ = ['HEADS', 'MODELS', 'make_head', 'EmbeddingNet', 'make_model']
 
-# %% ../../nbs/39_models.ipynb #298866a7
+# %% ../../nbs/39_models.ipynb #1483c9c1
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -71,16 +73,11 @@ class EmbeddingNet(nn.Module):
                         layer.running_var.copy_(features.var(0))
                     features = layer.eval()(features)
 
-# %% ../../nbs/39_models.ipynb #b177d99f
+# %% ../../nbs/39_models.ipynb #f0f4edb5
 MODELS = {  # name -> function of weights and generator that makes a backbone
     "convnet": lambda weights, rng: make_convnet(weights or "none", rng),
-    **{name: lambda weights, rng, name=name: _backbone(name, weights, rng) for name in BACKBONES},
+    **{name: partial(make_backbone, name) for name in BACKBONES},
 }
-
-
-def _backbone(name: str, weights: str | None, rng: torch.Generator) -> nn.Module:
-    seed = int(torch.randint(2**31, (), generator=rng))
-    return make_backbone(name, weights, seed=seed)
 
 
 def make_model(
@@ -96,7 +93,8 @@ def make_model(
     weights = None if weights == "none" else weights
     with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator before we draw again
         timm = name.startswith("timm:")
-        backbone = _backbone(name, weights, rng) if timm else lookup("model", name, MODELS)(weights, rng)
+        make = partial(make_backbone, name) if timm else lookup("model", name, MODELS)
+        backbone = make(weights, rng)
         if freeze_bn:
             freeze_batchnorm(backbone)
         return EmbeddingNet(backbone, make_head(head, backbone.dim, dim, rng))
