@@ -367,16 +367,15 @@ def _environment(batch: str) -> dict[str, str]:
 _slot = threading.local()  # what belongs to one worker thread: its GPU
 _kernels: set = set()  # of this process, to end them on Ctrl-C
 
-# %% ../nbs/96_batch.ipynb #9551033d
+# %% ../nbs/96_batch.ipynb #383f051e
 def execute_copy(
     source: Path,  # a notebook with a cell of parameters
     target: Path,  # where the executed copy goes
     parameters: Mapping,
     batch: str = "",  # id of the batch, if it is part of one
 ) -> None:
-    "Execute a copy of a notebook; an error in a cell is raised, and kept in the copy"
+    "Execute a copy of a notebook; an error in a cell is raised, and kept in the copy, with a log of the process"
     import logging
-    import warnings
 
     from jupyter_client import AsyncKernelManager
     from papermill import execute_notebook
@@ -385,10 +384,11 @@ def execute_copy(
         async def start_kernel(self, **options):
             self.transport, self.connection_file = "ipc", str(folder / "k.json")
             options |= {"env": {**_environment(batch), "IPYTHONDIR": str(folder)}, "cwd": str(root())}
+            options |= {"stdout": log, "stderr": log}
             await super().start_kernel(**options)
             _kernels.add(self)
             if is_stopped(batch):
-                end_kernels()
+                end_kernels([self])
 
         def format_kernel_cmd(self, extra_arguments=None):
             options = ["--HistoryManager.enabled=False", "--InteractiveShellApp.ignore_cwd=True"]
@@ -397,18 +397,21 @@ def execute_copy(
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="dml"))
+    folder, heard = Path(tempfile.mkdtemp(prefix="dml")), target.with_suffix(".log")
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with open(heard, "wb") as log:
             execute_notebook(source, target, {**parameters}, progress_bar=False, kernel_manager_class=Kernel)
+        heard.unlink()
     finally:
         _kernels.difference_update([k for k in _kernels if k.connection_file == str(folder / "k.json")])
         shutil.rmtree(folder, ignore_errors=True)
 
-# %% ../nbs/96_batch.ipynb #d1e7e645
-def end_kernels() -> None:
-    "End the notebooks that this process executes; what they have not recorded is lost"
-    for kernel in [*_kernels]:
+# %% ../nbs/96_batch.ipynb #2edad857
+def end_kernels(
+    kernels: Iterable | None = None,  # None: all
+) -> None:
+    "End notebooks that this process executes; what they have not recorded is lost"
+    for kernel in [*(_kernels if kernels is None else kernels)]:
         with suppress(ProcessLookupError, AttributeError, TypeError):
             os.kill(kernel.provisioner.pid, signal.SIGKILL)
 
