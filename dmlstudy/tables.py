@@ -58,7 +58,7 @@ def percent(
         return ""
     return f"{scale * mean:.{digits}f}" + ("" if pd.isna(std) else f" ± {scale * std:.{digits}f}")
 
-# %% ../nbs/93_tables.ipynb #58445f61
+# %% ../nbs/93_tables.ipynb #b1607a3f
 def layout(
     table: pd.DataFrame,  # as from `beside`
     columns: Mapping[tuple[str, str], str],  # (data set, metric) -> heading
@@ -75,12 +75,13 @@ def layout(
             found = cells.loc[(dataset, method, metric)] if (dataset, method, metric) in cells.index else None
             row[heading] = "" if found is None else percent(found["mean"], found["std"], scale)
             if metric != "step":
-                row[f"{heading} (print)"] = "" if found is None else percent(found["published"], found["published_std"])
+                printed = heading.replace(dataset, NAMES.get(role(dataset), dataset))
+                row[f"{printed} (print)"] = "" if found is None else percent(found["published"], found["published_std"])
         if any(row[heading] for heading in columns.values()):
             rows.append(row)
     return pd.DataFrame(rows)
 
-# %% ../nbs/93_tables.ipynb #a7902ad0
+# %% ../nbs/93_tables.ipynb #db7e565a
 def source_note(
     profile: str,
     records: Sequence[Mapping],  # those that were used
@@ -93,7 +94,8 @@ def source_note(
     if plays:
         text += (
             f" The data are embedded, rendered characters ({plays}): a value answers whether a finding holds here. "
-            "It is not comparable to the printed number beside it, which is from the paper's own data and network."
+            "It is not comparable to the printed number beside it, which is from the paper's own data and network. "
+            "`ImageNet` is the row of the pre-trained network; here it was pre-trained on other characters."
         )
     return text
 
