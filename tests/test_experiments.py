@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from dmlstudy.batch import papermill
+from dmlstudy.batch import execute_copy
 from dmlstudy.core import Run, make_run
 from dmlstudy.records import load_record
 from dmlstudy.study import EXPERIMENTS, run_of
@@ -61,7 +61,7 @@ def test_papermill_runs_objectives(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     source, target = ROOT / "nbs" / "experiments" / "objectives.ipynb", tmp_path / "out.ipynb"
     given = {"profile": "smoke", "dataset": "glyphs_fine", "seed": 3, "methods": "Softmax; ImageNet"}
-    papermill(source, target, given)
+    execute_copy(source, target, given)
     run = run_of("smoke", "glyphs_fine", "Softmax", 3)
     assert load_record(run)["run"]["seed"] == 3
     done = nbformat.read(target, as_version=4)
@@ -72,5 +72,5 @@ def test_papermill_runs_objectives(tmp_path, monkeypatch):
 def test_papermill_runs_single(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     fields = {"dataset": "glyphs_many", "method": "Triplet (S)", "steps": 4, "eval_every": 2, "lr": 1e-3}
-    papermill(ROOT / "nbs" / "experiments" / "single.ipynb", tmp_path / "out.ipynb", fields)
+    execute_copy(ROOT / "nbs" / "experiments" / "single.ipynb", tmp_path / "out.ipynb", fields)
     assert load_record(make_run(fields))["curves"]["test"]["step"] == [0, 2, 4]
