@@ -345,7 +345,7 @@ def is_stopped(
     "Was the batch told to stop after the runs that are being trained?"
     return bool(batch) and (outputs() / "batches" / f"{batch}.stop").exists()
 
-# %% ../nbs/96_batch.ipynb #ec586625
+# %% ../nbs/96_batch.ipynb #f6b4c6c0
 def notebooks() -> Path:  # the folder nbs
     "The notebooks of the project: below the root, else beside the installed package"
     beside = Path(importlib.import_module("dmlstudy").__file__).parents[1]
@@ -361,13 +361,13 @@ def _environment(batch: str) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     devices = {"CUDA_VISIBLE_DEVICES": _slot.device} if getattr(_slot, "device", None) is not None else {}
     chosen = {"PYTHONPATH": os.pathsep.join(paths), "DMLSTUDY_ROOT": str(root()), "DMLSTUDY_BATCH": batch}
-    return {**os.environ, **threads, **devices, **chosen, "MPLBACKEND": "agg"}
+    return {**os.environ, **threads, **devices, **chosen}
 
 
 _slot = threading.local()  # what belongs to one worker thread: its GPU
 _kernels: set = set()  # of this process, to end them on Ctrl-C
 
-# %% ../nbs/96_batch.ipynb #383f051e
+# %% ../nbs/96_batch.ipynb #55ce74ec
 def execute_copy(
     source: Path,  # a notebook with a cell of parameters
     target: Path,  # where the executed copy goes
@@ -401,7 +401,7 @@ def execute_copy(
     try:
         with open(heard, "wb") as log:
             execute_notebook(source, target, {**parameters}, progress_bar=False, kernel_manager_class=Kernel)
-        heard.unlink()
+        heard.unlink(missing_ok=True)  # another batch may execute the same notebook
     finally:
         _kernels.difference_update([k for k in _kernels if k.connection_file == str(folder / "k.json")])
         shutil.rmtree(folder, ignore_errors=True)
@@ -591,7 +591,7 @@ def _devices() -> list[str]:
 
     return [str(i) for i in range(torch.cuda.device_count())]
 
-# %% ../nbs/96_batch.ipynb #278fff39
+# %% ../nbs/96_batch.ipynb #a5bd6302
 def run_batch(
     jobs: Sequence[Job],
     workers: int = 0,  # 0: one for each GPU, or else for each core; with an executor: how many it has
@@ -631,7 +631,7 @@ def run_batch(
     )
     return failures
 
-
+# %% ../nbs/96_batch.ipynb #f6164cca
 def _look(runs: Iterable[Run]) -> tuple[dict[Run, dict], list[Failure]]:
     "What is recorded, and what is recorded wrongly"
     known, failures = {}, []

@@ -49,7 +49,9 @@ class Study:
 
     def start(self, *words: str) -> subprocess.Popen:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": self.folder}
-        return subprocess.Popen([sys.executable, "-c", MAIN, *words], env=self.environment, **options)
+        heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore Ctrl-C
+        main = [sys.executable, "-c", MAIN, *words]
+        return subprocess.Popen(main, env=self.environment, preexec_fn=heed, **options)
 
     def call(self, *words: str) -> tuple[int, str]:
         process = self.start(*words)
@@ -208,7 +210,8 @@ def test_interrupted(study, undisturbed):
 
 def test_two_batches_share_the_work(study, undisturbed):
     processes = [study.start("run", *ASKED) for _ in range(2)]
-    assert [process.wait(300) for process in processes] == [0, 0]
+    told = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1} and len(study.trained()) == 4
 

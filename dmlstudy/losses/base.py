@@ -7,10 +7,9 @@ __all__ = ['VARIANTS', 'Loss', 'check_owner', 'check_classes', 'zero', 'masked_m
            'similarities', 'batch_distances', 'triplet_distances', 'active_counts', 'all_triplet_hinge',
            'triplets_per_anchor']
 
-# %% ../../nbs/49_losses.base.ipynb #917aee75
+# %% ../../nbs/49_losses.base.ipynb #a99cca1a
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core import lookup
@@ -96,7 +95,7 @@ def zero(
     "A zero with gradient zero for f, even where f is not finite"
     return f[:0].sum()
 
-# %% ../../nbs/49_losses.base.ipynb #9ae393d3
+# %% ../../nbs/49_losses.base.ipynb #b1baea3e
 def masked_mean(
     x: Tensor,  # any shape
     mask: Tensor,  # boolean, of x's shape
@@ -116,20 +115,22 @@ class _LogSumExp(torch.autograd.Function):
         shares = shares.sub_(top).clamp_(min=-50).exp_().masked_fill_(left_out, 0)
         F.threshold_(shares, 1e-17, 0.0)
         total = shares.sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
-        ctx.save_for_backward(shares.div_(total))
+        ctx.save_for_backward(shares.div_(total), x, mask)
         return total.log_().add_(top)[:, 0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
-        return ctx.saved_tensors[0] * torch.where(grad.abs() > 1e-20, grad, 0.0)[:, None], None
+        shares, x, mask = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: the shares must know where they are from
+            return x.masked_fill(~mask, 0.4 * torch.finfo(x.dtype).min).softmax(1) * mask * grad[:, None], None
+        return shares * torch.where(grad.abs() > 1e-20, grad, 0.0)[:, None], None
 
 
 def log_sum_exp(
     x: Tensor,  # (N, M), at least one column
     mask: Tensor,  # (N, M), which entries count
 ) -> Tensor:  # (N,), about -1e38 (finite) for a row without entries
-    "log of the sum of exp over the entries that the mask keeps, for each row; differentiable once"
+    "log of the sum of exp over the entries that the mask keeps, for each row"
     return _LogSumExp.apply(x, mask)
 
 
