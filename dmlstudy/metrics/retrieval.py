@@ -118,7 +118,7 @@ class Gallery:
             self.groups = points, rows, inverse.argsort(stable=True), torch.bincount(inverse)
         return self.groups
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #f5febaaf
+# %% ../../nbs/70_metrics.retrieval.ipynb #b922134e
 def best_scores(
     x: Tensor,  # queries with a last coordinate of 1, (B, D + 1)
     gallery: Tensor,  # from `score_points`, (M, D + 1)
@@ -136,18 +136,20 @@ def best_scores(
     found, count = [], torch.zeros(len(x), dtype=torch.int64, device=x.device)
     for start in range(0, len(gallery), width):
         part = gallery[start : start + width]
-        row, column, value = above(torch.mm(x, part.T, out=tile[: len(x) * len(part)].view(len(x), -1)), floor)
-        more = torch.bincount(row, minlength=len(x))
-        found.append((row, enumerate_rows(more) + count[row], as_keys(value, column + start)))
+        more, column, value = above(torch.mm(x, part.T, out=tile[: len(x) * len(part)].view(len(x), -1)), floor)
+        found.append((more, as_keys(value, column + start)))
         count += more
-    row, place, key = (torch.cat(part) for part in zip(*found, strict=True))
     misled = (count < k) | (count > 4 * k + 512)
-    if misled.any():
-        row, place, key = (part[~misled[row]] for part in (row, place, key))
-    width = int(count.masked_fill(misled, k).max())
-    keys = torch.full((len(x) * width,), 2**63 - 1, device=x.device).scatter_(0, row * width + place, key)
-    best, index = from_keys(smallest(keys.view(-1, width), k))
     again = misled.nonzero().flatten()
+    width = int(count.masked_fill(misled, k).max())
+    keys = torch.full((len(x) * width,), 2**63 - 1, device=x.device)
+    free = torch.arange(len(x), device=x.device) * width
+    for more, key in found:
+        if len(again):
+            more, key = more.masked_fill(misled, 0), key[~misled.repeat_interleave(more)]
+        keys.scatter_(0, enumerate_rows(more, free), key)
+        free += more
+    best, index = from_keys(smallest(keys.view(-1, width), k))
     if len(again):
         best[again], index[again] = _search_all(x[again], gallery, k, tile)
     return best, index
@@ -159,26 +161,29 @@ def _search_all(x, gallery, k, tile):
     parts = [torch.mm(q, gallery.T).topk(k, dim=1) for q in x.split(step)]
     return torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts])
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #6cb048c8
+# %% ../../nbs/70_metrics.retrieval.ipynb #39a0273a
 def above(
     scores: Tensor,  # (B, width)
     floor: Tensor,  # (B,)
-) -> tuple[Tensor, Tensor, Tensor]:  # row, column and value of each score above its row's floor
-    "The entries of a tile that exceed a floor, row by row; on the CPU numpy finds a few among many faster"
+) -> tuple[Tensor, Tensor, Tensor]:  # how many of each row (B,); column and value of each, row by row
+    "The entries of a tile that exceed a floor; on the CPU numpy finds a few among many faster"
     if scores.device.type == "cpu":
         place = torch.from_numpy(np.flatnonzero(scores.numpy() > floor.numpy()[:, None]))
     else:
         place = (scores > floor[:, None]).flatten().nonzero().flatten()
-    row = place // scores.shape[1]
-    return row, place - row * scores.shape[1], scores.flatten()[place]
+    start = torch.arange(len(scores), device=scores.device) * scores.shape[1]
+    count = torch.searchsorted(place, start + scores.shape[1])
+    count[1:] -= count[:-1].clone()
+    return count, place - start.repeat_interleave(count), scores.flatten()[place]
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #db6008bd
+# %% ../../nbs/70_metrics.retrieval.ipynb #fa6b0f53
 def enumerate_rows(
     count: Tensor,  # entries of each row, (B,)
-) -> Tensor:  # place of each entry within its row, (sum of count,)
-    "Number the entries of each row from 0"
-    start = count.cumsum(0) - count
-    return torch.arange(int(count.sum()), device=count.device) - start.repeat_interleave(count)
+    first: Tensor | int = 0,  # number of each row's first entry, (B,)
+) -> Tensor:  # number of each entry, (sum of count,)
+    "Number the entries of each row, by default from 0"
+    shift = (first - (count.cumsum(0) - count)).repeat_interleave(count)
+    return shift + torch.arange(len(shift), device=count.device)
 
 # %% ../../nbs/70_metrics.retrieval.ipynb #5026ccf7
 def as_keys(
