@@ -6,7 +6,7 @@
 __all__ = ['CLUSTERING', 'closest', 'closest_again', 'Clustering', 'kmeans', 'update', 'Contingency', 'contingency', 'entropy',
            'mutual_information', 'nmi', 'expected_mutual_information', 'log_binomial', 'ami', 'f1', 'agreement']
 
-# %% ../../nbs/71_metrics.clustering.ipynb #51db9bc8
+# %% ../../nbs/71_metrics.clustering.ipynb #3da7c465
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..core import generator, lookup
-from .retrieval import faiss_index, full_float32, score_points
+from .retrieval import block_rows, faiss_index, full_float32, score_points
 
 # %% ../../nbs/71_metrics.clustering.ipynb #9c88ead5
 def closest(
@@ -40,7 +40,7 @@ def closest(
             where.copy_(torch.where(better, column + start, where))
     return best, index
 
-# %% ../../nbs/71_metrics.clustering.ipynb #5e5f52cc
+# %% ../../nbs/71_metrics.clustering.ipynb #c2d6212b
 def closest_again(
     find: Callable,  # `closest`, or another of its shape
     x: Tensor,  # points with a last coordinate of 1, (N, D + 1)
@@ -51,9 +51,10 @@ def closest_again(
     clusters: Tensor,  # nearest centroids before, (N,)
 ) -> tuple[Tensor, Tensor]:  # largest score (N,), its centroid (N,)
     "The nearest centroid of each point, given the nearest ones before some centroids moved"
-    if moved.all():
+    if len(gallery) <= 256 or moved.all():
         return find(x, gallery, tile)
-    own = torch.cat([(p * gallery[c]).sum(1) for p, c in zip(x.split(8192), clusters.split(8192), strict=True)])
+    step = block_rows(x)
+    own = torch.cat([(p * gallery[c]).sum(1) for p, c in zip(x.split(step), clusters.split(step), strict=True)])
     away = moved[clusters] & (own < scores)
     scores, clusters = torch.where(moved[clusters], -torch.inf, scores), clusters.clone()
     for rows, columns in ((away.nonzero().flatten(), None), ((~away).nonzero().flatten(), moved.nonzero().flatten())):
@@ -119,7 +120,7 @@ def _closest_faiss(x, gallery, tile):
     scores, index = faiss_index(gallery).search(x.cpu().numpy(), 1)
     return torch.from_numpy(scores[:, 0]).to(x.device), torch.from_numpy(index[:, 0]).to(x.device)
 
-# %% ../../nbs/71_metrics.clustering.ipynb #3a0ae976
+# %% ../../nbs/71_metrics.clustering.ipynb #5e97219d
 def update(
     x: Tensor,  # points, (N, D)
     clusters: Tensor,  # their clusters, (N,)
@@ -129,7 +130,8 @@ def update(
     k = len(centroids)
     size = torch.bincount(clusters, minlength=k)
     total = torch.zeros(centroids.shape, dtype=torch.float64, device=x.device)
-    for points, index in zip(x.split(8192), clusters.split(8192), strict=True):
+    step = block_rows(x)
+    for points, index in zip(x.split(step), clusters.split(step), strict=True):
         total.index_add_(0, index, points.double())
     new = (total / size.clamp(min=1)[:, None]).float()
     empty = (size == 0).nonzero().flatten()
