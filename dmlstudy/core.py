@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # torch is imported where it is used, so that what only reads records starts at once
     import torch
 
-# %% ../nbs/00_core.ipynb #cb9487aa
+# %% ../nbs/00_core.ipynb #cdb33b66
 @dataclass(frozen=True)
 class Run:
     "Everything that decides the outcome of one training run, flat, with the protocol's defaults"
@@ -31,6 +31,7 @@ class Run:
     fold: int = 0  # which fifth of the training classes is held out for validation, counted from the end; -1: none
     images_per_class: int = 0  # training images kept of each class; 0: all
     transform: str = "base"  # training augmentation of image data sets: base, red, big, adv or sec
+    pixels: str = "files"  # images on disk: files, the decoded copy, or device (that copy, augmented in batches on it)
     # method
     method: str = "Margin (D, beta=1.2)"  # row of a table, name in METHODS
     variant: str = "corrected"  # corrected, or published: what the authors' released code computes
@@ -58,6 +59,8 @@ class Run:
     steps: int = 2000  # optimiser steps
     lr_decay: float = 1.0  # factor on all learning rates at each milestone
     precision: str = "float32"  # of the network: float32 (as published), tf32 or bf16; losses are always float32
+    channels_last: bool = False  # memory format of images and convolutions: faster on tensor cores
+    compile: bool = False  # the network through torch.compile: faster after a minute of compilation
     milestones: str = ""  # fractions of the steps at which the learning rates decay, such as "0.5,0.75"
     seed: int = 0  # of everything random in a run: new weights, batches, views, tuples
     # measurement

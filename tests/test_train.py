@@ -1,17 +1,20 @@
 """One run: the same bits again, in another process, after a kill; and errors that say what to do."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from dmlstudy import train
 from dmlstudy.core import make_run
 from dmlstudy.data import make_data
+from dmlstudy.feeds import Feed, splits_of
 from dmlstudy.objectives import METHODS
 from dmlstudy.samplers import SAMPLERS
-from dmlstudy.train import Feed, embed, fit, milestone_steps, sampler_of, splits_of, start, train_steps
+from dmlstudy.train import BROKEN, Pace, embed, fit, milestone_steps, precision, sampler_of, start, train_steps
 
 TINY = {"dataset": "glyphs_many", "steps": 6, "eval_every": 3, "images_per_class": 4}
 
@@ -79,10 +82,10 @@ def test_frozen_parts_do_not_move():
     run = make_run(TINY, method="Softmax", lr=1e-2)
     feed = Feed(run, splits_of(run), torch.device("cpu"))
     state = start(run, feed, torch.device("cpu"))
-    before = {k: v.clone() for k, v in state.model.state_dict().items()}
+    before = {k: v.clone() for k, v in state.network.model.state_dict().items()}
     sampler = sampler_of(run, feed.labels["train"])
     train_steps(state, feed.stream(sampler, 0, 3), sampler, 3)
-    moved = {k for k, v in state.model.state_dict().items() if not torch.equal(before[k], v)}
+    moved = {k for k, v in state.network.model.state_dict().items() if not torch.equal(before[k], v)}
     assert moved == {
         "backbone.tail.0.weight",
         "backbone.tail.1.weight",
@@ -103,10 +106,74 @@ def test_same_seed_same_start_for_all_methods():
 def test_embed_equals_the_feed():
     run = make_run(TINY)
     feed = Feed(run, splits_of(run), torch.device("cpu"))
-    model = start(run, feed, torch.device("cpu")).model
+    model = start(run, feed, torch.device("cpu")).network.model
     with torch.no_grad():
         direct = model.eval().embed_stem(feed.inputs["test"][:, 0])
     assert torch.allclose(embed(model, make_data("glyphs_many").test), direct, atol=1e-4)
+
+
+WHOLE = {**TINY, "dataset": "glyphs_fine", "method": "Softmax", "steps": 4, "eval_every": 2, "train_stem": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "tolerance"), [({"channels_last": True}, 1e-4), ({"compile": True}, 1e-4), ({"precision": "bf16"}, 0.02)]
+)
+def test_faster_ways_compute_the_same(fields, tolerance):
+    if "compile" in fields and not shutil.which("g++"):
+        pytest.skip("torch.compile needs a C++ compiler")
+    plain, fast = (fit(make_run(WHOLE | more), device="cpu") for more in ({}, fields))
+    assert plain["key"] != fast["key"]
+    assert fast["terms"]["loss"] == pytest.approx(plain["terms"]["loss"], rel=tolerance)
+    for part in ("train", "test"):
+        assert fast["curves"][part]["rho"] == pytest.approx(plain["curves"][part]["rho"], rel=0.05)
+
+
+def flags() -> tuple:
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+def test_float32_means_32_bits_in_convolutions_too(monkeypatch):
+    before, seen = flags(), {}
+    forward, backward = torch.nn.Conv2d.forward, train.Network.backward
+
+    def look(self, x):
+        seen.setdefault("forward", set()).add((*flags(), torch.is_autocast_enabled("cpu")))
+        return forward(self, x)
+
+    def look_back(self, f, gradient):
+        f.register_hook(lambda _: seen.setdefault("backward", set()).add(flags()))
+        backward(self, f, gradient)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", look)
+    monkeypatch.setattr(train.Network, "backward", look_back)
+    exact, fast = ("highest", False), ("high", True)
+    for name, want in (("float32", exact), ("tf32", fast), ("bf16", exact)):
+        seen.clear()
+        fit(make_run(WHOLE | {"steps": 1, "eval_every": 1, "precision": name}), device="cpu")
+        assert seen == {"forward": {(*want, name == "bf16")}, "backward": {want}}
+        assert flags() == before
+    with pytest.raises(ValueError, match="There is no precision 'fp16'"), precision("fp16"):
+        pass
+
+
+def test_a_run_tells_how_it_stands(monkeypatch, capsys):
+    run, told = make_run(TINY, steps=6), []
+    monkeypatch.setattr(Pace.__init__, "__defaults__", (0, None, False, 0.0))
+    fit(run, device="cpu", tell=told.append, progress=True)
+    assert [t["step"] for t in told] == [1, 2, 3, 4, 5, 6] and told[-1]["seconds_left"] == 0
+    assert all(t["steps"] == 6 and t["images_per_second"] > 0 and "loss" in t["terms"] for t in told)
+    shown = capsys.readouterr().err
+    assert "672/672" in shown and "image/s" in shown and "loss=" in shown and "validation recall@1=" in shown
+
+
+def test_a_broken_run_leaves_the_state_that_broke(tmp_path):
+    run = make_run(TINY, dataset="glyphs_fine", method="NPair", steps=50, lr=1e18)
+    with pytest.raises(train.NonFiniteLoss, match=r"is not finite at step \d+.*The state is kept in .*broken\.pt"):
+        fit(run, device="cpu", folder=tmp_path)
+    state = torch.load(tmp_path / BROKEN, weights_only=True)
+    steps = state["optimizer"]["state"][0]["step"]
+    assert 0 < state["step"] == int(steps) < run.steps, "the step that broke was not taken"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 import torch
 from test_data_images import accept, build
 
-from dmlstudy import train
+from dmlstudy import feeds, train
 from dmlstudy.core import make_run
-from dmlstudy.data.images import load_images
+from dmlstudy.data.images import load_images, prepare
 
 BIRDS = {
     "dataset": "cub200", "fold": -1, "model": "resnet50", "weights": "none", "embed_dim": 8, "method": "Triplet (R)",
@@ -21,9 +21,9 @@ def birds(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "data"))
     build("cub200", "class folders in images", tmp_path / "data")
     accept(monkeypatch, "cub200", load_images("cub200", tmp_path / "data", strict=False))
-    train._data.cache_clear()
+    feeds._data.cache_clear()
     yield tmp_path / "data"
-    train._data.cache_clear()
+    feeds._data.cache_clear()
 
 
 def content(record: dict) -> dict:
@@ -31,8 +31,11 @@ def content(record: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_workers_change_nothing_and_a_stopped_run_goes_on(birds, tmp_path):
-    run = make_run(BIRDS)
+@pytest.mark.parametrize("pixels", ["files", "decoded", "device"])
+def test_workers_change_nothing_and_a_stopped_run_goes_on(birds, tmp_path, pixels):
+    if pixels != "files":
+        prepare("cub200", decoded=True)
+    run = make_run(BIRDS, pixels=pixels)
     whole = train.fit(run, device="cpu", workers=0)
     assert whole["curves"]["test"]["step"] == [0, 1, 2] and whole["terms"]["step"] == [1, 2]
     assert content(train.fit(run, device="cpu", workers=2)) == content(whole)
@@ -55,9 +58,29 @@ def test_workers_change_nothing_and_a_stopped_run_goes_on(birds, tmp_path):
     [("googlenet", "spc", "float32"), ("bninception", "spc", "bf16"), ("resnet50", "gc", "tf32")],
 )
 def test_networks_samplers_and_precisions(birds, model, sampler, precision):
-    fields = {**BIRDS, "model": model, "sampler": sampler, "precision": precision, "steps": 1, "transform": "sec"}
+    fields = {
+        **BIRDS,
+        "model": model,
+        "sampler": sampler,
+        "precision": precision,
+        "steps": 1,
+        "transform": "sec",
+        "channels_last": sampler == "gc",
+    }
     record = train.fit(make_run(fields), device="cpu", workers=0)
     assert record["curves"]["test"]["step"] == [0, 1]
+
+
+def test_a_decoded_copy_is_asked_for_by_name(birds):
+    with pytest.raises(FileNotFoundError, match="There is no decoded copy .*decoded_256.json"):
+        train.fit(make_run(BIRDS, pixels="device"), device="cpu")
+    prepare("cub200", decoded=True)
+    with pytest.raises(ValueError, match=r"\['grey', 'jitter'\] belong in the loader's workers"):
+        train.fit(make_run(BIRDS, pixels="device", transform="adv"), device="cpu")
+    with pytest.raises(ValueError, match="There is no way to read pixels 'gpu'"):
+        train.fit(make_run(BIRDS, pixels="gpu"), device="cpu")
+    keys = {make_run(BIRDS, pixels=pixels).key() for pixels in feeds.PIXELS}
+    assert len(keys) == 3, "what is read decides what comes out"
 
 
 def test_an_unreadable_image_stops_the_run_before_it_begins(birds):
@@ -74,10 +97,12 @@ def test_data_and_network_must_go_together(birds):
         train.fit(make_run(BIRDS, model="convnet", weights="glyphs"), device="cpu")
     with pytest.raises(ValueError, match="glyphs_fine goes with the convnet"):
         train.fit(make_run(BIRDS, dataset="glyphs_fine"), device="cpu")
+    with pytest.raises(ValueError, match="leave pixels at 'files'"):
+        train.fit(make_run(pixels="decoded"), device="cpu")
 
 
 def test_a_missing_data_set_says_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path))
-    train._data.cache_clear()
+    feeds._data.cache_clear()
     with pytest.raises(FileNotFoundError, match="sop"):
         train.fit(make_run(BIRDS, dataset="sop"), device="cpu")

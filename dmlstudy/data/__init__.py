@@ -13,17 +13,19 @@ from .glyphs import RECIPES, load_glyphs
 from .images import IMAGE_SETS
 from .splits import Data
 
-# %% ../../nbs/19_data.ipynb #588c0e73
-# name -> function of name and root
-DATASETS = {
+# %% ../../nbs/19_data.ipynb #09f5080a
+DATASETS = {  # name -> function of name and root, for images on disk with options
     **{name: load_glyphs for name in RECIPES},
-    **{name: lambda name, root: IMAGE_SETS[name](root) for name in IMAGE_SETS},
+    **{name: lambda name, root, **options: IMAGE_SETS[name](root, **options) for name in IMAGE_SETS},
 }
 
 
 def make_data(
     name: str,  # name in DATASETS
     root: str | Path | None = None,  # where the data lie, for embedded sets the cache; None: the usual place
+    strict: bool = True,  # images on disk: refuse other numbers of classes and images than the published ones
+    decoded: bool = False,  # images on disk: read the decoded copy that `prepare` wrote
 ) -> Data:  # class-disjoint training and test splits
     "A data set by name"
-    return lookup("data set", name, DATASETS)(name, root)
+    options = {"strict": strict, "decoded": decoded} if name in IMAGE_SETS else {}
+    return lookup("data set", name, DATASETS)(name, root, **options)
