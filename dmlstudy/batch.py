@@ -265,7 +265,7 @@ def attempt(
 class FailedRuns(RuntimeError):
     "Some runs of a notebook failed; the message says which, and why"
 
-# %% ../nbs/96_batch.ipynb #efb6df4d
+# %% ../nbs/96_batch.ipynb #03a65082
 def _train(run: Run, **options) -> dict:
     from dmlstudy.train import fit
 
@@ -274,7 +274,7 @@ def _train(run: Run, **options) -> dict:
         left.unlink(missing_ok=True)
     note(run, "begun")
     try:
-        record = fit(run, **{"folder": folder, "report": _telling(run), **options})
+        record = fit(run, **{"folder": folder, **_telling(run), **options})
         save_record(record)
     except Exception as error:
         note(run, "failed", error=explained(error))
@@ -285,15 +285,19 @@ def _train(run: Run, **options) -> dict:
     return record
 
 
-def _telling(run: Run) -> Callable[[int, Mapping], None]:
-    def tell(step: int, measured: Mapping) -> None:
-        scores = {f"{part} recall@1": values.get("recall@1") for part, values in measured.items()}
-        with suppress(OSError):
-            write_atomically(
-                run_folder(run) / "progress.json", json.dumps({"step": step, "steps": run.steps, **scores})
-            )
+def _telling(run: Run) -> dict[str, Callable]:  # options of `fit`
+    "Keep `progress.json` up to date while a run trains"
+    told = {"steps": run.steps}
 
-    return tell
+    def tell(news: Mapping) -> None:
+        told.update(news)
+        with suppress(OSError):
+            write_atomically(run_folder(run) / "progress.json", json.dumps(told))
+
+    def report(step: int, measured: Mapping) -> None:
+        tell({"step": step, **{f"{part} recall@1": values.get("recall@1") for part, values in measured.items()}})
+
+    return {"tell": tell, "report": report}
 
 
 def explained(
@@ -689,7 +693,7 @@ def label(
 
 test_clock = [clock(s) for s in (3, 75, 3600 * 3 + 7 * 60)]
 
-# %% ../nbs/96_batch.ipynb #1e9b2bb9
+# %% ../nbs/96_batch.ipynb #0add9f9a
 class Progress:
     "What a batch tells while it runs"
 
@@ -767,8 +771,12 @@ def _standing(run: Run) -> str:
         told = json.loads((run_folder(run) / "progress.json").read_text())
     except (OSError, json.JSONDecodeError):
         return ""
-    scores = [f"recall@1 {100 * told[k]:.1f} %" for k in ("test recall@1",) if told.get(k) is not None]
-    return ", ".join([f", step {told['step']} of {told['steps']}", *scores])
+    words = [f", step {told['step']} of {told['steps']}"]
+    words += [f"{name} {value:.3g}" for name, value in told.get("terms", {}).items()]
+    words += [f"recall@1 {100 * told[k]:.1f} %" for k in ("test recall@1",) if told.get(k) is not None]
+    if "images_per_second" in told:
+        words += [f"{told['images_per_second']:.0f} images/s", f"{clock(told['seconds_left'])} to go"]
+    return ", ".join(words)
 
 # %% ../nbs/96_batch.ipynb #f11d0cb2
 def failure_table(

@@ -281,7 +281,7 @@ def sampler_of(
         args |= {"dim": run.embed_dim, "variant": run.variant, "big_batch": pool}
     return make_sampler(run.sampler, labels, run.batch_size, run.seed, **args)
 
-# %% ../nbs/80_train.ipynb #2be7354d
+# %% ../nbs/80_train.ipynb #0cebf6f1
 class Pace:
     "Tells how a run stands, at most every few seconds"
 
@@ -320,11 +320,12 @@ class Pace:
     def measured(
         self,
         values: Mapping[str, Mapping],  # split -> metric -> value
+        seconds: float,  # what it took, which is no time of steps
     ) -> None:
-        "After an evaluation, whose time is not that of steps"
+        "After an evaluation"
         part = "validation" if "validation" in values else "test"
         self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
-        self.since = time.perf_counter()
+        self.since += seconds
 
 # %% ../nbs/80_train.ipynb #82bb61c0
 def train_steps(
@@ -371,7 +372,7 @@ def _complaint(step: int, run: Run, sampler, terms: Mapping[str, Tensor]) -> str
         f"A smaller lr than {run.lr} may help. Training images of the batch: {batch}"
     )
 
-# %% ../nbs/80_train.ipynb #fafd2197
+# %% ../nbs/80_train.ipynb #437e7ec0
 @contextmanager
 def threads(
     n: int | None,  # None: leave as it is
@@ -449,9 +450,10 @@ def _train(
         terms["step"].append(until)
         for name, value in means.items():
             terms.setdefault(name, []).append(value)
+        asked = time.perf_counter()
         measured = measure(state.network, feed, run.dataset, normalize)
         _append(curves, until, measured)
-        pace.measured(measured)
+        pace.measured(measured, time.perf_counter() - asked)
         evaluated(until, measured)
 
 # %% ../nbs/80_train.ipynb #734817d3

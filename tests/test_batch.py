@@ -413,8 +413,12 @@ def test_progress_tells_what_is_trained(study, capsys):
     lock = batch.Lock(run)
     assert lock.acquire()
     progress = batch.Progress([run], [job], lambda run: 60.0, 1)
-    batch._telling(run)(150, {"test": {"recall@1": 0.5}})
+    telling = batch._telling(run)
+    telling["report"](150, {"test": {"recall@1": 0.5}})
     assert progress.working()[0].endswith("0 of 1 done, Softmax, step 150 of 200, recall@1 50.0 %")
+    telling["tell"]({"step": 160, "terms": {"loss": 0.25}, "images_per_second": 812.4, "seconds_left": 75.0})
+    pace = "step 160 of 200, loss 0.25, recall@1 50.0 %, 812 images/s, 1:15 min to go"
+    assert progress.working()[0].endswith(f"0 of 1 done, Softmax, {pace}")
     assert progress.summary() == "0 of 1 runs after 0 s, about 1:00 min to go"
     progress.live = True
     progress.show()
