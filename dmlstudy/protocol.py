@@ -6,7 +6,7 @@
 __all__ = ['CPU', 'VERDICTS', 'one', 'part', 'words', 'default', 'pixels', 'Live', 'Protocol', 'protocol', 'value_of', 'plain',
            'agree', 'made', 'here', 'verdict', 'exists', 'name_of', 'checked', 'told', 'where', 'readable']
 
-# %% ../nbs/95_protocol.ipynb #a40fac29
+# %% ../nbs/95_protocol.ipynb #59c361a1
 import ast
 import dataclasses
 import importlib
@@ -27,6 +27,7 @@ from .core import Run, asset, make_run
 from .data.images import SOURCES
 from .data.splits import Split
 from .data.transforms import Scaling, Transform, draw_box, flip, make_transform
+from .feeds import feed_of
 from .metrics import evaluate
 from .metrics.clustering import kmeans
 from .metrics.space import rho_of
@@ -36,7 +37,7 @@ from .records import SELECTIONS, selected, summary
 from .samplers.label import SPCSampler
 from .study import PROFILES, Profile, run_of
 from .tables import published
-from .train import feed_of, metrics_of, milestone_steps, precision, sampler_of, start
+from .train import metrics_of, milestone_steps, precision, sampler_of, start
 
 # %% ../nbs/95_protocol.ipynb #3ce28b43
 def one(
@@ -97,7 +98,7 @@ def pixels(
     told = lambda values: " ".join(f"{v:g}" for v in values[order])
     return f"{'BGR' if scaling.bgr else 'RGB'} 0–{unit}, mean {told(mean)}, std {told(std)}"
 
-# %% ../nbs/95_protocol.ipynb #9c87b0ba
+# %% ../nbs/95_protocol.ipynb #856bef74
 class Live:
     "What a run of the `paper` profile is made of"
 
@@ -120,8 +121,9 @@ class Live:
     @cached_property
     def trained(self) -> SimpleNamespace:  # body, head, optimizer; the network itself is not kept
         state = start(make_run(self.run.changed(), weights="none"), self.feed, CPU)
-        body, head = (part(m, state.optimizer) for m in (state.model.backbone, state.model.head))
-        backbone, last = state.model.backbone, state.model.head[-1]
+        model = state.network.model
+        body, head = (part(m, state.optimizer) for m in (model.backbone, model.head))
+        backbone, last = model.backbone, model.head[-1]
         body.dim, body.pooling = backbone.dim, one(m.kind for m in backbone.modules() if isinstance(m, Pool))
         head.dim, head.bias = last.out_features, last.bias is not None
         reach = max(float(p.detach().abs().max()) for p in last.parameters()) * math.sqrt(last.in_features)
@@ -150,7 +152,7 @@ class Live:
 
 CPU, _GROUP = torch.device("cpu"), {"lr": "lr", "decay": "weight_decay"}
 
-# %% ../nbs/95_protocol.ipynb #06e46bab
+# %% ../nbs/95_protocol.ipynb #5a110420
 class Protocol(Live):
     "A run's protocol in the words of the papers"
 
@@ -171,7 +173,7 @@ class Protocol(Live):
     @property
     def images(self) -> SimpleNamespace:
         "The transforms of the run"
-        train, test = (make_transform(self.run.transform, train, self.run.model) for train in (True, False))
+        train, test = (self.feed.transform[train] for train in (True, False))
         return SimpleNamespace(train=words(train), test=words(test), pixels=pixels(test.scaling))
 
     @property
@@ -202,7 +204,7 @@ class Protocol(Live):
     @property
     def tf32(self) -> bool:
         "Whether convolutions of a run may be computed in TF32 on a GPU"
-        with precision(self.run.precision, torch.device("cuda")):
+        with precision(self.run.precision):
             return torch.backends.cudnn.allow_tf32
 
 # %% ../nbs/95_protocol.ipynb #f698777e

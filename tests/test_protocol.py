@@ -58,7 +58,7 @@ def test_what_is_read_is_what_training_starts_with(dataset, method):
     state = start(make_run(live.run.changed(), weights="none"), live.feed, torch.device("cpu"))
     assert repr(state.objective) == repr(live.objective)
     assert vars(state.objective.loss).keys() == vars(live.objective.loss).keys()
-    wanted = [(g["lr"], g["weight_decay"]) for g in param_groups(live.run, state.model, state.objective)]
+    wanted = [(g["lr"], g["weight_decay"]) for g in param_groups(live.run, state.network.model, state.objective)]
     assert [(g["lr"], g["weight_decay"]) for g in state.optimizer.param_groups] == wanted
     assert wanted[0] == (live.body.lr, live.body.decay) and (live.head.lr, live.head.decay) in wanted
 
