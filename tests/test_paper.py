@@ -13,7 +13,7 @@ STEMS = {
     *(f"roth_fig{i}" for i in range(1, 13)),
     *("sec_main", "sec_fig1", "sec_fig2", "sec_variance", "sec_theory", "sec_optimizers", "sec_attributes"),
     *(f"sec_table{i}" for i in range(1, 6)),
-    *("sec_margins", "roth_corrections", "roth_memorization", "claims", "search"),
+    *("sec_margins", "roth_corrections", "roth_memorization", "claims", "search", "protocol"),
 }
 
 

@@ -1,0 +1,101 @@
+"""The protocols of both papers, row by row, against what a run of the `paper` profile is made of."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from dmlstudy import protocol as rows_of
+from dmlstudy.core import Run, make_run
+from dmlstudy.data.images import SOURCES
+from dmlstudy.objectives import METHODS
+from dmlstudy.protocol import VERDICTS, checked, here, made, name_of, protocol, verdict
+from dmlstudy.study import PROFILES
+from dmlstudy.train import param_groups, start
+
+TABLE = protocol()
+ROWS = TABLE.to_dict("records")
+
+
+def methods(row: dict) -> list[str]:
+    trained = [n for n, m in METHODS.items() if m.loss and m.protocol == row["paper"]]
+    return trained if row["methods"] == "*" else row["methods"].split("; ")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_row_is_as_it_says(row):
+    found = here(row)
+    assert row["expect"] in (verdict(row, found), "open"), found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_row_is_sound(row):
+    assert row["print"] or row["code"]
+    assert row["expect"] in {*VERDICTS, "open"} and rows_of.exists(row["set_in"])
+    assert row["note"] or row["expect"] == "same", "a departure says why"
+    assert {*row["datasets"].split("; ")} <= SOURCES.keys()
+    assert all(METHODS[m].protocol == row["paper"] for m in methods(row))
+
+
+def test_every_method_set_and_field_has_a_row():
+    specific = TABLE.query("topic == 'methods'").to_dict("records")
+    assert {m for row in specific for m in methods(row)} == {n for n, m in METHODS.items() if m.loss}
+    data = TABLE.query("topic == 'data' and item == 'classes/images'")
+    assert {*data["datasets"]} == {"cub200", "cars196", "sop", "inshop"}
+    texts = [row[name].replace(".", " ").replace(",", " ") for row in ROWS for name in ("set_in", "read")]
+    said = {word for text in texts for word in text.split()}
+    apart = {"dataset", "method", "seed"}  # which run it is
+    apart |= {"images_per_class", "train_stem"}  # of embedded sets
+    apart |= {"p_switch", "eta", "loss_lr", "optimizer"}  # -1, 0: the method's own, which has rows; Adam has some
+    assert {f.name for f in dataclasses.fields(Run)} - said - apart == set(), "a field of a run without a row"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "method"), [("cub200", "Margin (D, beta=0.6)"), ("sop", "ProxyNCA"), ("cars196", "T + SEC")]
+)
+def test_what_is_read_is_what_training_starts_with(dataset, method):
+    live = made(dataset, method, "")
+    state = start(make_run(live.run.changed(), weights="none"), live.feed, torch.device("cpu"))
+    assert repr(state.objective) == repr(live.objective)
+    assert vars(state.objective.loss).keys() == vars(live.objective.loss).keys()
+    wanted = [(g["lr"], g["weight_decay"]) for g in param_groups(live.run, state.network.model, state.objective)]
+    assert [(g["lr"], g["weight_decay"]) for g in state.optimizer.param_groups] == wanted
+    assert wanted[0] == (live.body.lr, live.body.decay) and (live.head.lr, live.head.decay) in wanted
+
+
+@pytest.fixture
+def fresh():
+    made.cache_clear()
+    yield
+    made.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("paper", "field", "value", "item"),
+    [
+        ("roth", "batch_size", 111 * 2, "images in a batch"),
+        ("roth", "lr", 2e-5, "learning rate, backbone"),
+        ("sec", "decay_bn", True, "weight decay, head BN"),
+        ("sec", "transform", "base", "test"),
+    ],
+)
+def test_a_changed_value_is_found(monkeypatch, fresh, paper, field, value, item):
+    profile = PROFILES["paper"]
+    sets = {d: {**by, paper: {**by.get(paper, {}), field: value}} for d, by in profile.by_dataset.items()}
+    monkeypatch.setitem(PROFILES, "paper", dataclasses.replace(profile, by_dataset=sets))
+    some = TABLE[(TABLE["paper"] == paper) & (TABLE["item"] == item) & TABLE["datasets"].str.contains("cub200")]
+    some = some.assign(datasets="cub200", expect="same")
+    with pytest.raises(ValueError, match=rf"rows of the protocol.*\n.*{item}"):
+        checked(some)
+
+
+def test_a_mended_departure_is_found():
+    some = TABLE.query("item == 'epochs'").assign(expect="differs")
+    with pytest.raises(ValueError, match="is not 'differs'"):
+        checked(some)
+
+
+def test_a_row_must_be_one_value():
+    some = TABLE.query("item == 'epochs'").head(1).assign(datasets="cub200; sop")
+    with pytest.raises(ValueError, match="split the row"):
+        checked(some)
