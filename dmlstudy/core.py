@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # torch is imported where it is used, so that what only reads records starts at once
     import torch
 
-# %% ../nbs/00_core.ipynb #cdb33b66
+# %% ../nbs/00_core.ipynb #41d3db7d
 @dataclass(frozen=True)
 class Run:
     "Everything that decides the outcome of one training run, flat, with the protocol's defaults"
@@ -43,7 +43,8 @@ class Run:
     weights: str = "glyphs"  # pre-trained weights: a name, a file, or "none"
     train_stem: bool = False  # train the whole convnet; False: its stem is frozen and its output cached
     head: str = "linear"  # last layer: linear, bn (batch normalisation before it, as in SEC), bn_after or weight_norm
-    freeze_bn: bool = True  # batch normalisation of the backbone keeps its statistics, its affine part is trained
+    freeze_bn: bool = True  # batch normalisation of the backbone keeps its statistics
+    bn_affine: bool = True  # with freeze_bn: its affine part is trained all the same
     # batches
     sampler: str = "spc"  # name in SAMPLERS
     samples_per_class: int = 2  # images drawn of each class of a batch

@@ -6,7 +6,7 @@
 __all__ = ['CPU', 'VERDICTS', 'one', 'part', 'words', 'default', 'pixels', 'Live', 'Protocol', 'protocol', 'value_of', 'plain',
            'agree', 'made', 'here', 'verdict', 'exists', 'name_of', 'checked', 'told', 'where', 'readable']
 
-# %% ../nbs/95_protocol.ipynb #59c361a1
+# %% ../nbs/95_protocol.ipynb #a974c67b
 import ast
 import dataclasses
 import importlib
@@ -35,7 +35,7 @@ from .models.backbones import Pool
 from .objectives import METHODS, make_objective
 from .records import SELECTIONS, selected, summary
 from .samplers.label import SPCSampler
-from .study import PROFILES, Profile, run_of
+from .study import PROFILES, Profile, methods_of, run_of
 from .tables import published
 from .train import metrics_of, milestone_steps, precision, sampler_of, start
 
@@ -152,7 +152,7 @@ class Live:
 
 CPU, _GROUP = torch.device("cpu"), {"lr": "lr", "decay": "weight_decay"}
 
-# %% ../nbs/95_protocol.ipynb #5a110420
+# %% ../nbs/95_protocol.ipynb #846120b3
 class Protocol(Live):
     "A run's protocol in the words of the papers"
 
@@ -186,7 +186,7 @@ class Protocol(Live):
     def rows(self) -> int:
         "How many rows of the paper's tables are in the profile"
         printed = published(self.protocol).query("dataset == @self.run.dataset")["method"]
-        return len({*printed} & {*self.profile.methods} if self.run.dataset in self.profile.datasets else ())
+        return len({*printed} & {*methods_of("paper", self.run.dataset)})
 
     @property
     def rule(self) -> str:

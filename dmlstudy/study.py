@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROTH_GLYPHS', 'SEC_GLYPHS', 'OWN_DISPLACEMENT', 'PROFILES', 'SEARCH_LR', 'SEARCH_SWITCH', 'SEARCH_SEC_LR',
-           'SEARCH_ETA', 'SEARCH_FOLDS', 'SEARCH_SEED', 'EXPERIMENTS', 'Profile', 'tuned', 'run_of', 'objectives_runs',
-           'trials', 'search_runs', 'scores', 'choose', 'runs_of', 'Job', 'hash_of', 'jobs_of']
+           'SEARCH_ETA', 'SEARCH_FOLDS', 'SEARCH_SEED', 'EXPERIMENTS', 'Profile', 'tuned', 'run_of', 'methods_of',
+           'objectives_runs', 'trials', 'search_runs', 'scores', 'choose', 'runs_of', 'Job', 'hash_of', 'jobs_of']
 
 # %% ../nbs/91_study.ipynb #6c38aa73
 import json
@@ -19,7 +19,7 @@ import pandas as pd
 from .core import Run, asset, lookup, make_run
 from .records import outputs, selected
 
-# %% ../nbs/91_study.ipynb #020df44e
+# %% ../nbs/91_study.ipynb #98cd7521
 ROTH_GLYPHS = (  # the rows of Roth et al. that are run on the embedded sets
     "ImageNet",
     "Untrained",
@@ -47,9 +47,10 @@ class Profile:
     about: str
     datasets: tuple[str, ...]
     seeds: tuple[int, ...]
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # empty: the rows that the papers print for a data set
     protocols: Mapping[str, Mapping]  # roth, sec -> fields of a run
     by_dataset: Mapping[str, Mapping] = field(default_factory=dict)  # data set -> roth, sec -> fields that differ there
+    by_method: Mapping[str, Mapping] = field(default_factory=dict)  # data set -> method -> fields that differ there
     tuned: str = ""  # asset with what the search on validation classes chose: data set -> method -> fields
     experiments: tuple[str, ...] = ("objectives",)
 
@@ -74,7 +75,7 @@ _GLYPHS = {  # step decay and head rate follow the set whose part is played
 }
 OWN_DISPLACEMENT = {"margin": 4.0, "proxynca": 4.0, "arcface": 4.0}  # loss -> its own learning rate times steps
 
-# %% ../nbs/91_study.ipynb #98bee2ec
+# %% ../nbs/91_study.ipynb #4e6b8f45
 _PAPER = {
     "fold": -1,
     "model": "resnet50",
@@ -93,6 +94,7 @@ _PAPER_SEC = {
     "train_stem": True,
     "embed_dim": 512,
     "head": "bn",
+    "bn_affine": False,
     "decay_bn": False,
     "replacement": False,
     "batch_size": 120,
@@ -121,9 +123,48 @@ _PAPER_SETS = {  # steps = epochs x floor(training images / 112)
             "weight_decay": 1e-5,
         },
     },
+    "inshop": {
+        "sec": {
+            "lr": 1e-4,
+            "head_lr_factor": 5.0,
+            "lr_decay": 0.1,
+            "milestones": "0.5",
+            "steps": 12000,
+            "eval_every": 200,
+            "weight_decay": 1e-5,
+        },
+    },
 }
 
-# %% ../nbs/91_study.ipynb #4635699f
+# %% ../nbs/91_study.ipynb #acc4d067
+_ROWS = {loss: tuple(f"{loss}{more}" for more in ("", " + L2", " + SEC")) for loss in ("NNP", "MS", "TML")}
+_PAPER_RATES = {  # data set -> rows -> what differs from the rates of the triplets there
+    "cub200": {
+        _ROWS["NNP"]: {"lr": 5e-6},
+        _ROWS["MS"][:1]: {"lr": 5e-6, "milestones": "0.375,0.75"},
+        _ROWS["MS"][1:]: {"lr": 2.5e-5, "milestones": "0.375,0.75"},
+        _ROWS["TML"]: {"lr": 2e-5},
+    },
+    "cars196": {
+        _ROWS["MS"][:1]: {"lr": 2e-5, "lr_decay": 0.1, "milestones": "0.25"},
+        _ROWS["MS"][1:]: {"lr": 4e-5, "lr_decay": 0.1, "milestones": "0.25"},
+        _ROWS["TML"]: {"lr": 6e-5},
+    },
+    "inshop": {_ROWS["TML"]: {"lr": 2e-4}},
+}
+_PAPER_ROWS: dict[str, dict[str, dict]] = {
+    dataset: {
+        **{name: {"batch_size": 128} for name in _ROWS["TML"]},
+        "MS": {"head": "linear"},
+    }
+    for dataset in _PAPER_SETS
+}
+for _dataset, _rates in _PAPER_RATES.items():
+    for _names, _fields in _rates.items():
+        for _name in _names:
+            _PAPER_ROWS[_dataset][_name] = {**_PAPER_ROWS[_dataset].get(_name, {}), **_fields}
+
+# %% ../nbs/91_study.ipynb #7b1f9b32
 PROFILES = {
     "drill": Profile(
         "runs of a second, to try out a batch",
@@ -148,7 +189,7 @@ PROFILES = {
         ROTH_GLYPHS + SEC_GLYPHS,
         {"roth": _ROTH, "sec": _SEC},
         _GLYPHS,
-        "tuned_glyphs.json",
+        tuned="tuned_glyphs.json",
     ),
     "glyphs_full": Profile(
         "the same with the whole network trained and more seeds, for a GPU or a night",
@@ -157,19 +198,20 @@ PROFILES = {
         ROTH_GLYPHS + SEC_GLYPHS,
         {"roth": {**_ROTH, "train_stem": True}, "sec": {**_SEC, "train_stem": True}},
         _GLYPHS,
-        "tuned_glyphs.json",
+        tuned="tuned_glyphs.json",
     ),
     "paper": Profile(
         "the papers' protocols on the papers' data, for GPUs",
-        ("cub200", "cars196", "sop"),
+        ("cub200", "cars196", "sop", "inshop"),
         (0, 1, 2, 3, 4),
-        ROTH_GLYPHS + SEC_GLYPHS,
+        (),
         {"roth": _PAPER, "sec": _PAPER_SEC},
         _PAPER_SETS,
+        _PAPER_ROWS,
     ),
 }
 
-# %% ../nbs/91_study.ipynb #655da611
+# %% ../nbs/91_study.ipynb #29fcadd7
 def tuned(
     profile: Profile,
 ) -> dict:  # data set -> method -> fields of a run
@@ -189,10 +231,14 @@ def run_of(
     from dmlstudy.objectives import METHODS
 
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
+    lookup(f"data set of profile {profile!r}", dataset, dict.fromkeys([*p.datasets, *p.by_dataset]))
+    if not p.methods and row.protocol not in p.by_dataset[dataset]:
+        raise ValueError(f"the paper of {method} has no protocol for {dataset}")
     fields = {
         **p.protocols[row.protocol],
         **p.by_dataset.get(dataset, {}).get(row.protocol, {}),
         "samples_per_class": row.samples_per_class,
+        **p.by_method.get(dataset, {}).get(method, {}),
         **tuned(p).get(dataset, {}).get(method, {}),
         **more,
     }
@@ -203,18 +249,34 @@ def run_of(
         fields["loss_lr"] = OWN_DISPLACEMENT[row.loss] / steps if row.loss in OWN_DISPLACEMENT else lr
     return make_run(fields, dataset=dataset, method=method, seed=seed)
 
-# %% ../nbs/91_study.ipynb #e3bb5e1a
+# %% ../nbs/91_study.ipynb #f6f10d08
+def methods_of(
+    profile: str,
+    dataset: str,
+) -> tuple[str, ...]:  # names in METHODS
+    "The rows that a profile runs on a data set"
+    from dmlstudy.objectives import METHODS
+
+    p = lookup("profile", profile, PROFILES)
+    if p.methods:
+        return p.methods
+    protocols = lookup(f"data set of profile {profile!r}", dataset, p.by_dataset)
+    table = pd.read_csv(asset("roth2020_methods.csv"))
+    printed = {*table.loc[table["dataset"] == dataset, "method"]}
+    wanted = lambda name, row: row.protocol in protocols and (row.protocol == "sec" or name in printed)
+    return tuple(name for name, row in METHODS.items() if wanted(name, row))
+
+
 def objectives_runs(
     profile: str,
     dataset: str,
     seed: int,
     methods: Sequence[str] = (),  # a part of the profile's methods; empty: all
 ) -> list[Run]:
-    "All methods of a profile on one data set"
-    chosen = methods or lookup("profile", profile, PROFILES).methods
-    return [run_of(profile, dataset, method, seed) for method in chosen]
+    "The methods of a profile on one data set"
+    return [run_of(profile, dataset, method, seed) for method in methods or methods_of(profile, dataset)]
 
-# %% ../nbs/91_study.ipynb #70b9bfff
+# %% ../nbs/91_study.ipynb #b4511641
 SEARCH_LR = (1.5e-4, 3e-4, 6e-4, 1.2e-3)
 SEARCH_SWITCH = (0.05, 0.1, 0.2, 0.4)
 SEARCH_SEC_LR = (0.5, 1.0, 2.0, 4.0)  # times the protocol's
@@ -251,10 +313,9 @@ def search_runs(
     methods: Sequence[str] = (),
 ) -> list[Run]:
     "The trials of all methods of a profile on one data set"
-    chosen = methods or PROFILES[profile].methods
     return [
         run_of(profile, dataset, method, seed, fold=fold, **trial)
-        for method in chosen
+        for method in methods or methods_of(profile, dataset)
         for trial in trials(profile, dataset, method)
         for fold in SEARCH_FOLDS
     ]

@@ -7,7 +7,7 @@ __all__ = ['OPTIMIZERS', 'RECALLS', 'NORMS', 'BROKEN', 'precision', 'Network', '
            'milestone_steps', 'metrics_of', 'measure', 'git_commit', 'device_name', 'NonFiniteLoss', 'State', 'start',
            'sampler_of', 'Pace', 'train_steps', 'threads', 'fit']
 
-# %% ../nbs/80_train.ipynb #9ff3fd0b
+# %% ../nbs/80_train.ipynb #12afd76c
 import functools
 import hashlib
 import os
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from .core import Run, generator, lookup, role, root, versions
+from .core import Run, generator, lookup, root, versions
 from .data.images import verify
 from .data.splits import Split
 from .feeds import Feed, FileFeed, feed_of, in_pieces, splits_of
@@ -146,8 +146,12 @@ def milestone_steps(
     "The steps before which the learning rates decay"
     return [round(float(part) * run.steps) for part in run.milestones.split(",") if part]
 
-# %% ../nbs/80_train.ipynb #a50499ad
-RECALLS = {"sop": (1, 2, 4, 8, 10, 100), "inshop": (1, 10, 20, 30, 40, 50)}  # role -> k; elsewhere 1, 2, 4, 8
+# %% ../nbs/80_train.ipynb #eab17314
+RECALLS = {  # data set -> k; elsewhere 1, 2, 4, 8
+    "sop": (1, 2, 4, 8, 10, 100, 1000),
+    "glyphs_many": (1, 2, 4, 8, 10, 100),
+    **{name: (1, 10, 20, 30, 40, 50) for name in ("inshop", "glyphs_shop")},
+}
 NORMS = ("norm_mean", "norm_var", "norm_cv")
 
 
@@ -155,7 +159,7 @@ def metrics_of(
     dataset: str,  # name in DATASETS
 ) -> dict[str, tuple[str, ...]]:  # split -> metric names
     "What is measured on which split"
-    recalls = tuple(f"recall@{k}" for k in RECALLS.get(role(dataset), (1, 2, 4, 8)))
+    recalls = tuple(f"recall@{k}" for k in RECALLS.get(dataset, (1, 2, 4, 8)))
     retrieval = (*recalls, "map_c", "map@r")
     return {
         "test": (*retrieval, "nmi", "f1", "intra", "inter", "ratio", "rho", *NORMS),
@@ -245,7 +249,7 @@ class State:
         parts = {"model": self.network.model, "objective": self.objective, "optimizer": self.optimizer}
         return {name: part for name, part in parts.items() if part is not None}
 
-# %% ../nbs/80_train.ipynb #a2e40a4b
+# %% ../nbs/80_train.ipynb #5aa02744
 def start(
     run: Run,
     feed: Feed | FileFeed,
@@ -253,7 +257,8 @@ def start(
 ) -> State:  # before the first step
     "Make the network, the objective and the optimiser of a run"
     rng = generator(run.seed, "weights")
-    model = make_model(run.model, run.embed_dim, run.weights, run.freeze_bn, run.head, rng=rng).to(device).train()
+    network = (run.model, run.embed_dim, run.weights, run.freeze_bn, run.head, rng, run.bn_affine)
+    model = make_model(*network).to(device).train()
     if feed.stem:
         model.backbone.stem.requires_grad_(False)
         model.calibrate(feed.inputs["train"][:, 0])

@@ -1,6 +1,7 @@
 "Backbones: BN-Inception against its published table, weights from files, frozen batch normalisation, seeded weights"
 
 import copy
+import hashlib
 import pickle
 
 import pytest
@@ -11,8 +12,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.core import generator
+from dmlstudy.models import make_model
 from dmlstudy.models.backbones import (
     BACKBONES,
+    BNINCEPTION_FILE,
     BNInception,
     Pool,
     freeze_batchnorm,
@@ -260,13 +263,37 @@ def test_freezing_keeps_the_class_of_a_layer():
     [
         ("resnet-50", None, "Did you mean 'resnet50'"),
         ("resnet50", "IMAGENET", "There are: 'IMAGENET1K_V1', 'IMAGENET1K_V2'"),
-        ("bninception", "imagenet", "bn_inception-52deb4733.pth"),
+        ("bninception", "IMAGENET1K_V1", "There are: 'imagenet'"),
         ("googlenet", "no/such/file.pth", "There is no weight file"),
     ],
 )
 def test_wrong_names_say_what_would_do(name, weights, says):
     with pytest.raises((ValueError, FileNotFoundError), match=says):
         make_backbone(name, weights)
+
+
+def test_the_public_file_is_found_where_torch_hub_keeps_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"bn_inception-52deb4733\.pth .* put it into .*checkpoints"):
+        make_backbone("bninception", "imagenet")
+    net, folder = make_backbone("bninception", rng=generator(1)), tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    torch.save(net.state_dict(), folder / BNINCEPTION_FILE)
+    with pytest.raises(ValueError, match="is not the public file"):
+        make_backbone("bninception", "imagenet")
+    digest = hashlib.sha256((folder / BNINCEPTION_FILE).read_bytes()).hexdigest()
+    other = f"bn_inception-{digest[:9]}.pth"
+    (folder / BNINCEPTION_FILE).rename(folder / other)
+    monkeypatch.setattr("dmlstudy.models.backbones.BNINCEPTION_FILE", other)
+    assert same(net, make_backbone("bninception", "imagenet", rng=generator(2)))
+
+
+def test_the_affine_part_of_frozen_layers_can_be_frozen_too():
+    net = make_model("bninception", 8, head="bn", bn_affine=False)
+    norms = [m for m in net.backbone.modules() if isinstance(m, _BatchNorm)]
+    assert norms and not any(p.requires_grad for m in norms for p in m.parameters())
+    assert all(p.requires_grad for p in net.head.parameters()) and net.head[0].training
+    assert net.backbone.conv1_7x7_s2.weight.requires_grad
 
 
 def test_timm(tmp_path):

@@ -73,7 +73,7 @@ class EmbeddingNet(nn.Module):
                         layer.running_var.copy_(features.var(0))
                     features = layer.eval()(features)
 
-# %% ../../nbs/39_models.ipynb #f0f4edb5
+# %% ../../nbs/39_models.ipynb #04a9b0a8
 MODELS = {  # name -> function of weights and generator that makes a backbone
     "convnet": lambda weights, rng: make_convnet(weights or "none", rng),
     **{name: partial(make_backbone, name) for name in BACKBONES},
@@ -87,6 +87,7 @@ def make_model(
     freeze_bn: bool = True,  # the backbone's batch normalisation keeps its statistics
     head: str = "linear",  # name in HEADS
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
+    bn_affine: bool = True,  # with freeze_bn: its affine weights and biases are trained all the same
 ) -> EmbeddingNet:  # images -> raw embeddings
     "A network by name"
     rng = rng or generator(0, "model")
@@ -96,5 +97,5 @@ def make_model(
         make = partial(make_backbone, name) if timm else lookup("model", name, MODELS)
         backbone = make(weights, rng)
         if freeze_bn:
-            freeze_batchnorm(backbone)
+            freeze_batchnorm(backbone, bn_affine)
         return EmbeddingNet(backbone, make_head(head, backbone.dim, dim, rng))

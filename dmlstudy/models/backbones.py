@@ -6,7 +6,8 @@
 __all__ = ['INCEPTION_BLOCKS', 'POOLINGS', 'HEADS', 'BACKBONES', 'BNINCEPTION_FILE', 'freeze_batchnorm', 'Pool',
            'inception_convolutions', 'BNInception', 'read_weights', 'load_weights', 'seeded', 'make_backbone']
 
-# %% ../../nbs/30_models.backbones.ipynb #e503e5e7
+# %% ../../nbs/30_models.backbones.ipynb #16f47516
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from importlib import util
@@ -203,7 +204,7 @@ def load_weights(
     module.load_state_dict(state, strict=False)
     return module
 
-# %% ../../nbs/30_models.backbones.ipynb #4b9f63f9
+# %% ../../nbs/30_models.backbones.ipynb #d85c2e8d
 def _resnet50(pool: str) -> nn.Module:
     net = torchvision.models.resnet50(weights=None)
     net.avgpool, net.dim, net.fc = Pool(pool), net.fc.in_features, nn.Identity()
@@ -221,10 +222,7 @@ BACKBONES: dict[str, Callable[[str], nn.Module]] = {  # name -> pooling -> netwo
     "googlenet": _googlenet,
     "bninception": BNInception,
 }
-BNINCEPTION_FILE = (
-    "BN-Inception's ImageNet weights are a public file, bn_inception-52deb4733.pth (from pretrained-models.pytorch "
-    "of R. Cadene), which torchvision does not serve: get the file and give its path"
-)
+BNINCEPTION_FILE = "bn_inception-52deb4733.pth"  # of pretrained-models.pytorch; the name ends with its sha256's head
 
 # %% ../../nbs/30_models.backbones.ipynb #ba2dde5d
 def seeded(
@@ -237,7 +235,7 @@ def seeded(
         torch.default_generator.manual_seed(seed)
         return make()
 
-# %% ../../nbs/30_models.backbones.ipynb #158baa89
+# %% ../../nbs/30_models.backbones.ipynb #90543832
 def _timm(name: str, pretrained: bool, pool: str) -> nn.Module:
     if util.find_spec("timm") is None:
         raise ImportError(f"The backbone 'timm:{name}' needs timm, which is not installed: pip install timm.")
@@ -250,9 +248,23 @@ def _timm(name: str, pretrained: bool, pool: str) -> nn.Module:
     return net
 
 
+def _bninception_weights(weights: str) -> dict[str, Tensor]:
+    lookup("set of weights of bninception", weights, ["imagenet", "none", "the path of a file"])
+    file = Path(torch.hub.get_dir()) / "checkpoints" / BNINCEPTION_FILE
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"BN-Inception's ImageNet weights are a public file, {file.name} (from pretrained-models.pytorch of "
+            f"R. Cadene), which torchvision does not serve: put it into {file.parent}, or give its path as weights."
+        )
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if not digest.startswith(file.stem.rpartition("-")[2]):
+        raise ValueError(f"{file} is not the public file (sha256 {digest}): get it again, or give its path as weights.")
+    return read_weights(file)
+
+
 def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
     if name == "bninception":
-        raise ValueError(f"{BNINCEPTION_FILE}; got weights={weights!r}.")
+        return _bninception_weights(weights)
     known = dict(torchvision.models.get_model_weights(name).__members__)
     chosen = lookup(f"set of weights of {name}", "IMAGENET1K_V1" if weights == "imagenet" else weights, known)
     return chosen.get_state_dict(progress=False, check_hash=True)
