@@ -122,7 +122,7 @@ def provenance(
         out[package] = count(m["versions"].get(package, "none") for m in made)
     return out
 
-# %% ../nbs/97_report.ipynb #f29e0e55
+# %% ../nbs/97_report.ipynb #fa75a825
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -179,7 +179,7 @@ nav ul { columns: 16rem; padding-left: 1.2rem; margin: .5rem 0 }
 <details><summary>{{ title }}</summary>{{ text | safe }}</details>
 {%- endfor %}
 <p class="soft"><code>{{ e.stem }}</code>
-{%- if e.notebook %}, made by <code>{{ e.notebook }}</code>{% endif %} from the records of this profile.
+{%- if e.notebook %}, made by <code>{{ e.notebook }}</code>{% endif %}.
 {%- for file in e.files %} <a href="{{ file }}">{{ file }}</a>{% endfor %}</p>
 </section>
 {%- endfor %}
