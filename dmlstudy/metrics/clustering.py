@@ -76,7 +76,7 @@ class Clustering:
     inertia: float  # mean squared distance of the points to their centroids
     rounds: int  # rounds until nothing moved, or the limit
 
-# %% ../../nbs/71_metrics.clustering.ipynb #66864de0
+# %% ../../nbs/71_metrics.clustering.ipynb #048a2ce8
 def kmeans(
     points: Tensor,  # (N, D) float32
     k: int,  # clusters, at most N
@@ -104,7 +104,8 @@ def kmeans(
     bar = tqdm(total=rounds + 1, desc="k-means", unit="round", delay=4, leave=False, disable=not progress)
     for done in range(rounds + 1):
         with full_float32(x.device):
-            scores, clusters = closest_again(find, x, score_points(centroids, zero), tile, moved, scores, clusters)
+            rows = score_points(centroids, zero)[0][:, :-1]
+            scores, clusters = closest_again(find, x, rows, tile, moved, scores, clusters)
         bar.update()
         if done < rounds:
             new = update(x[:, :d], clusters, centroids)
