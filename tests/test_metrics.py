@@ -17,7 +17,7 @@ from sklearn.metrics import (
 
 from dmlstudy.core import generator
 from dmlstudy.metrics import DEFAULT, METRICS, evaluate
-from dmlstudy.metrics.clustering import ami, closest, contingency, f1, kmeans, nmi, update
+from dmlstudy.metrics.clustering import add_up, ami, closest, contingency, f1, kmeans, nmi, update
 from dmlstudy.metrics.retrieval import Gallery, as_points, best_among, nearest, retrieve, swap_last
 from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
 
@@ -289,9 +289,24 @@ def test_kmeans_is_lloyds_algorithm(backend, rounds):
     assert found.inertia == pytest.approx(float(exact), abs=1e-5)
 
 
+def test_sums_of_clusters_follow_the_points_that_change():
+    x, before = embedding(500, 9)
+    total, fresh = (torch.zeros(9, x.shape[1], dtype=torch.float64) for _ in range(2))
+    add_up(total, x, before)
+    for moved in (0, 1, 7, 400):
+        clusters = before.clone()
+        clusters[:moved] = (clusters[:moved] + 1) % 2
+        add_up(total, x, clusters, before)
+        add_up(fresh, x, clusters)
+        assert torch.equal(total, fresh)
+        before = clusters
+
+
 def test_an_empty_cluster_shares_one_of_the_largest():
     x = torch.tensor([[1.0, 1.0]] * 5 + [[5.0, 5.0]] * 2)
-    new = update(x, torch.tensor([0] * 5 + [2] * 2), torch.zeros(3, 2))
+    clusters, total = torch.tensor([0] * 5 + [2] * 2), torch.zeros(3, 2, dtype=torch.float64)
+    add_up(total, x, clusters)
+    new = update(total, clusters, torch.zeros(3, 2))
     assert new[2].tolist() == [5.0, 5.0]
     assert (new[0] - 1).tolist() == (1 - new[1]).tolist() == [-1 / 1024, 1 / 1024]
 
