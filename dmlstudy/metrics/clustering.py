@@ -74,7 +74,7 @@ class Clustering:
     inertia: float  # mean squared distance of the points to their centroids
     rounds: int  # rounds until nothing moved, or the limit
 
-# %% ../../nbs/71_metrics.clustering.ipynb #43113016
+# %% ../../nbs/71_metrics.clustering.ipynb #b1a66c83
 def kmeans(
     points: Tensor,  # (N, D) float32
     k: int,  # clusters, at most N
@@ -113,7 +113,7 @@ def kmeans(
         if not moved.any():
             break
     bar.close()
-    inertia = x[:, :d].square().sum(1).double().mean() - 2 * scores.double().mean()
+    inertia = torch.linalg.vector_norm(x[:, :d], dim=1).double().square().mean() - 2 * scores.double().mean()
     return Clustering(clusters, centroids + centre.float(), max(float(inertia), 0.0), done)
 
 # %% ../../nbs/71_metrics.clustering.ipynb #ac8ce5cd
@@ -121,7 +121,7 @@ def _closest_faiss(x, gallery, tile):
     scores, index = faiss_index(gallery).search(x.cpu().numpy(), 1)
     return torch.from_numpy(scores[:, 0]).to(x.device), torch.from_numpy(index[:, 0]).to(x.device)
 
-# %% ../../nbs/71_metrics.clustering.ipynb #02c864c3
+# %% ../../nbs/71_metrics.clustering.ipynb #f733f5b5
 def add_up(
     total: Tensor,  # sums of the clusters before, (K, D) float64, changed in place
     x: Tensor,  # points, (N, D)
@@ -138,10 +138,11 @@ def add_up(
         total[changed] = 0
     if rows is None or 2 * len(rows) > len(x):
         total.zero_()
-        rows = torch.arange(len(x), device=x.device)
-    step = block_rows(x)
-    for some in rows.split(step):
-        total.index_add_(0, clusters[some], x.index_select(0, some).double())
+        blocks = zip(x.split(block_rows(x)), clusters.split(block_rows(x)), strict=True)
+    else:
+        blocks = ((x.index_select(0, some), clusters[some]) for some in rows.split(block_rows(x)))
+    for points, index in blocks:
+        total.index_add_(0, index, points.double())
 
 # %% ../../nbs/71_metrics.clustering.ipynb #945e25fa
 def update(
