@@ -17,8 +17,8 @@ from sklearn.metrics import (
 
 from dmlstudy.core import generator
 from dmlstudy.metrics import DEFAULT, METRICS, evaluate
-from dmlstudy.metrics.clustering import ami, closest, contingency, f1, kmeans, nmi, update
-from dmlstudy.metrics.retrieval import Gallery, as_points, nearest, retrieve
+from dmlstudy.metrics.clustering import add_up, ami, closest, contingency, f1, kmeans, nmi, update
+from dmlstudy.metrics.retrieval import Gallery, as_points, best_among, nearest, retrieve, swap_last
 from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
 
 BACKENDS = ("torch", "faiss")
@@ -46,12 +46,14 @@ def point_sets():
         "near": 1 + 1e-6 * x,
         "far": torch.cat([x, 1e6 * torch.ones(1, 6)]),
         "line": torch.arange(500.0)[:, None],
+        "large": torch.cat([x, x + torch.randn(1300, 6, generator=g)]),
+        "large grid": torch.randint(0, 5, (2300, 6), generator=g).float(),
     }
 
 
 def naive_neighbours(points, k, queries=None):
     x = points if queries is None else queries
-    d = (x[:, None].double() - points[None].double()).square().sum(-1).float()
+    d = torch.cat([(row - points.double()).square().sum(-1).float()[None] for row in x.double()])
     if queries is None:
         d.fill_diagonal_(math.inf)
         k = min(k, len(points) - 1)
@@ -59,7 +61,8 @@ def naive_neighbours(points, k, queries=None):
 
 
 def neighbours(points, k, queries=None, **more):
-    return torch.cat([index for _, index in nearest(points, k, queries, progress=False, **more)])
+    rows, index = zip(*nearest(points, k, queries, progress=False, **more), strict=True)
+    return torch.cat(index)[torch.cat(rows).argsort()]
 
 
 # neighbours
@@ -69,8 +72,21 @@ def neighbours(points, k, queries=None, **more):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_neighbours_are_those_of_all_distances_ties_included(name, backend):
     points = as_points(point_sets()[name], normalize=False)
+    expected = naive_neighbours(points, 5000)
     for k in (1, 13, 150, 5000):
-        assert torch.equal(neighbours(points, k, backend=backend), naive_neighbours(points, k))
+        assert torch.equal(neighbours(points, k, backend=backend), expected[:, :k])
+
+
+@pytest.mark.parametrize("name", ["spread", "copies", "grid", "half zero", "large"])
+def test_a_set_against_itself_in_blocks_of_any_size(name):
+    gallery = Gallery(as_points(point_sets()[name], normalize=False))
+    scores = swap_last(gallery.rows) @ gallery.rows.T
+    for size in (2600, 500, 100):
+        rows, best, index = (torch.cat(x) for x in zip(*best_among(gallery, 20, size), strict=True))
+        assert torch.equal(rows, torch.arange(len(scores)))
+        assert torch.allclose(best, scores.topk(20, dim=1).values, atol=1e-4)
+        assert torch.allclose(best, scores.gather(1, index), atol=1e-4)
+        assert all(len(row.unique()) == 20 for row in index)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -101,9 +117,9 @@ def test_hits_do_not_change_when_only_order_between_classes_is_settled(name):
 def test_a_score_is_never_further_off_than_its_bound(scale):
     x, _ = embedding(400, d=64)
     gallery = Gallery(scale * x + 5)
-    q, centred = gallery.queries(gallery.points), gallery.points.double() - gallery.centre
-    exact = centred @ centred.T - centred.square().sum(1) / 2
-    assert ((q @ gallery.rows.T - exact).abs() <= gallery.error(q)[:, None]).all()
+    q, error = gallery.queries(gallery.points)
+    exact = -torch.cdist(gallery.points.double(), gallery.points.double()[gallery.order]).square() / 2
+    assert ((q @ gallery.rows.T - exact + 2 * gallery.offset).abs() <= error[:, None]).all()
 
 
 def test_the_users_matmul_precision_and_autocast_change_nothing():
@@ -273,9 +289,24 @@ def test_kmeans_is_lloyds_algorithm(backend, rounds):
     assert found.inertia == pytest.approx(float(exact), abs=1e-5)
 
 
+def test_sums_of_clusters_follow_the_points_that_change():
+    x, before = embedding(500, 9)
+    total, fresh = (torch.zeros(9, x.shape[1], dtype=torch.float64) for _ in range(2))
+    add_up(total, x, before)
+    for moved in (0, 1, 7, 400):
+        clusters = before.clone()
+        clusters[:moved] = (clusters[:moved] + 1) % 2
+        add_up(total, x, clusters, before)
+        add_up(fresh, x, clusters)
+        assert torch.equal(total, fresh)
+        before = clusters
+
+
 def test_an_empty_cluster_shares_one_of_the_largest():
     x = torch.tensor([[1.0, 1.0]] * 5 + [[5.0, 5.0]] * 2)
-    new = update(x, torch.tensor([0] * 5 + [2] * 2), torch.zeros(3, 2))
+    clusters, total = torch.tensor([0] * 5 + [2] * 2), torch.zeros(3, 2, dtype=torch.float64)
+    add_up(total, x, clusters)
+    new = update(total, clusters, torch.zeros(3, 2))
     assert new[2].tolist() == [5.0, 5.0]
     assert (new[0] - 1).tolist() == (1 - new[1]).tolist() == [-1 / 1024, 1 / 1024]
 
@@ -290,10 +321,10 @@ def test_kmeans_of_few_distinct_points_ends(points):
 def test_the_nearest_centroid_is_found_in_any_tile():
     x, _ = embedding(90, d=5)
     gallery = Gallery(x[:33])
-    q = gallery.queries(x)
+    q, _ = gallery.queries(x)
     for size in (33, 200, 10000):
         best, index = closest(q, gallery.rows, torch.empty(size))
-        assert torch.equal(index, torch.cdist(x.double(), x[:33].double()).argmin(1))
+        assert torch.equal(gallery.order[index], torch.cdist(x.double(), x[:33].double()).argmin(1))
         assert torch.allclose(best, (q @ gallery.rows.T).amax(1))
 
 

@@ -29,38 +29,42 @@ def class_sums(
         square.index_add_(0, where, block.square().sum(1))
     return total, square, size
 
-# %% ../../nbs/72_metrics.space.ipynb #1aa6ef57
+# %% ../../nbs/72_metrics.space.ipynb #283b889e
 def intra(
     z: Tensor,  # embeddings, (N, D)
     labels: Tensor,  # (N,)
+    sums: tuple[Tensor, Tensor, Tensor] | None = None,  # from `class_sums`, where they are known
 ) -> float:  # cosine distance, 0 to 2
     "Mean cosine distance of two images of a class, then mean over classes with two or more"
-    total, square, size = class_sums(z, labels)
+    total, square, size = sums or class_sums(z, labels)
     many = size > 1
     if not many.any():
         return 0.0
     pairs = (size * (size - 1))[many]
     return float((1 - (total.square().sum(1) - square)[many] / pairs).mean().clamp(min=0))
 
-# %% ../../nbs/72_metrics.space.ipynb #27ab17ec
+# %% ../../nbs/72_metrics.space.ipynb #d0e13a93
 def inter(
     z: Tensor,  # embeddings, (N, D)
     labels: Tensor,  # (N,)
+    sums: tuple[Tensor, Tensor, Tensor] | None = None,  # from `class_sums`, where they are known
 ) -> float:  # cosine distance, 0 to 2
     "Mean cosine distance of two classes' mean directions"
-    means = unit(class_sums(z, labels)[0])
+    means = unit((sums or class_sums(z, labels))[0])
     c = len(means)
     if c < 2:
         return 0.0
     return float((1 - (means.sum(0).square().sum() - means.square().sum()) / (c * (c - 1))).clamp(min=0))
 
-# %% ../../nbs/72_metrics.space.ipynb #97b7467e
+# %% ../../nbs/72_metrics.space.ipynb #34b2fedd
 def ratio(
     z: Tensor,  # embeddings, (N, D)
     labels: Tensor,  # (N,)
+    sums: tuple[Tensor, Tensor, Tensor] | None = None,  # from `class_sums`, where they are known
 ) -> float:  # 0 or more
     "intra over inter"
-    return intra(z, labels) / max(inter(z, labels), 1e-8)
+    sums = sums or class_sums(z, labels)
+    return intra(z, labels, sums) / max(inter(z, labels, sums), 1e-8)
 
 # %% ../../nbs/72_metrics.space.ipynb #e64dbb37
 def spectrum(
