@@ -7,9 +7,7 @@ __all__ = ['VARIANTS', 'Loss', 'check_owner', 'check_classes', 'zero', 'masked_m
            'similarities', 'batch_distances', 'triplet_distances', 'active_counts', 'all_triplet_hinge',
            'triplets_per_anchor']
 
-# %% ../../nbs/49_losses.base.ipynb #4456c2cd
-import math
-
+# %% ../../nbs/49_losses.base.ipynb #a99cca1a
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -97,7 +95,7 @@ def zero(
     "A zero with gradient zero for f, even where f is not finite"
     return f[:0].sum()
 
-# %% ../../nbs/49_losses.base.ipynb #0b4710a1
+# %% ../../nbs/49_losses.base.ipynb #979909df
 def masked_mean(
     x: Tensor,  # any shape
     mask: Tensor,  # boolean, of x's shape
@@ -114,7 +112,7 @@ class _LogSumExp(torch.autograd.Function):
         lowest = 0.4 * torch.finfo(x.dtype).min
         shares = torch.where(mask, x, lowest)
         top = shares.amax(1, keepdim=True).clamp_(min=lowest / 2)  # above what is left out, in an empty row too
-        shares = F.threshold_(shares.sub_(top), math.log(1e-17), -torch.inf).exp_()
+        shares = F.threshold_(shares.sub_(top).clamp_(min=-50).exp_(), 1e-17, 0.0)
         total = shares.sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
         ctx.save_for_backward(shares.div_(total), x, mask)
         return total.log_().add_(top)[:, 0]

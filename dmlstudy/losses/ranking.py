@@ -321,7 +321,7 @@ class NPairLoss(DrawingLoss):
         terms = log1p_sum_exp(similarity, labels[:, None] != labels, similarity.gather(1, p[:, None])[:, 0])
         return masked_mean(terms, found) + norm_penalty(f, self.l2_weight, self.squared_norm)
 
-# %% ../../nbs/50_losses.ranking.ipynb #7dd4363a
+# %% ../../nbs/50_losses.ranking.ipynb #7781155a
 class AngularLoss(DrawingLoss):
     "N-pair loss on raw embeddings plus an angular softmax on the sphere; the norm penalty always counts"
 
@@ -344,7 +344,7 @@ class AngularLoss(DrawingLoss):
         negatives = labels[:, None] != labels
         raw, z = similarities(f), unit(f)
         s = similarities(z)
-        exponents = (raw - raw.gather(1, p[:, None])).clamp(-50, 50)
+        exponents = (raw - raw.gather(1, p[:, None])).clamp(max=50)
         tan2 = math.tan(math.radians(self.alpha)) ** 2
         angular = 4 * tan2 * (s + s.index_select(0, p))
         terms = log1p_sum_exp(exponents, negatives) + self.lam * log1p_sum_exp(
