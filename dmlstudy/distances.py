@@ -10,7 +10,7 @@ __all__ = ['check_batch', 'check_triplets', 'as_float', 'unit', 'safe_sqrt', 'pa
 import torch
 from torch import Tensor
 
-# %% ../nbs/01_distances.ipynb #5afc777f
+# %% ../nbs/01_distances.ipynb #0451efb2
 def check_batch(
     f: Tensor,  # embeddings, (B, D), floating point
     labels: Tensor,  # (B,), integers, on f's device
@@ -40,10 +40,12 @@ def check_triplets(
             )
         if index.device != f.device:
             raise ValueError(f"{name} are on {index.device}, embeddings on {f.device}: use .to(f.device)")
-        if index.device.type == "cpu" and len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(f):
-            raise ValueError(f"{name} point outside of the batch of {len(f)}: {int(index.min())} to {int(index.max())}")
+        if index.device.type == "cpu" and len(index):
+            least, most = map(int, index.aminmax())
+            if least < 0 or most >= len(f):
+                raise ValueError(f"{name} point outside of the batch of {len(f)}: {least} to {most}")
 
-# %% ../nbs/01_distances.ipynb #693d1acd
+# %% ../nbs/01_distances.ipynb #0ebb2f45
 def as_float(
     f: Tensor,  # floating point of any width
 ) -> Tensor:  # float32 or float64
@@ -51,16 +53,35 @@ def as_float(
     return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
 
 
+class _Unit(torch.autograd.Function):
+    "f / |f|, rows shorter than eps as they are"
+
+    @staticmethod
+    def forward(ctx, f, eps):
+        length = f.norm(dim=-1, keepdim=True)
+        short = length < eps
+        length.masked_fill_(short, 1.0)
+        z = f / length
+        ctx.save_for_backward(f, z, length, short)
+        return z
+
+    @staticmethod
+    def backward(ctx, grad):
+        f, z, length, short = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: the length must know where it is from
+            length = (f * z).sum(-1, keepdim=True).masked_fill(short, 1.0)
+        along = (grad * z).sum(-1, keepdim=True).masked_fill(short, 0.0)
+        return torch.addcmul(grad, z, along, value=-1).div_(length), None
+
+
 def unit(
     f: Tensor,  # (..., D), any floating type
     eps: float = 1e-12,  # a vector shorter than this has no direction and is left as it is
 ) -> Tensor:  # (..., D), length 1, float32 or float64
     "Project on the unit sphere, with a finite gradient for the zero vector too"
-    f = as_float(f)
-    norm = f.norm(dim=-1, keepdim=True)
-    return f / norm.masked_fill(norm < eps, 1.0)
+    return _Unit.apply(as_float(f), eps)
 
-# %% ../nbs/01_distances.ipynb #fec72e28
+# %% ../nbs/01_distances.ipynb #7d3c8ce3
 def safe_sqrt(
     x: Tensor,  # any shape; negative values count as 0
 ) -> Tensor:  # same shape
@@ -85,8 +106,9 @@ def squared_distances(
 ) -> Tensor:  # (N, M), at least 0
     "All squared Euclidean distances by one matrix product"
     x = as_float(x)
-    y = x if y is None else as_float(y)
-    return (x.square().sum(1)[:, None] + y.square().sum(1)[None] - 2 * x @ y.T).clamp(min=0)
+    x2 = x.square().sum(1)
+    y, y2 = (x, x2) if y is None else (as_float(y), as_float(y).square().sum(1))
+    return (x2[:, None] + y2).sub_(x @ y.T, alpha=2).clamp(min=0)
 
 
 def distances(
@@ -96,10 +118,11 @@ def distances(
     "All Euclidean distances by one matrix product"
     return safe_sqrt(squared_distances(x, y))
 
-# %% ../nbs/01_distances.ipynb #74831209
+# %% ../nbs/01_distances.ipynb #02599aac
 def pair_masks(
     labels: Tensor,  # (B,)
 ) -> tuple[Tensor, Tensor]:  # positives (B, B): same label, not itself; negatives (B, B): other label
     "Which entries of a distance matrix are positive pairs, and which are negative ones"
-    same = labels[:, None] == labels[None]
-    return same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device), ~same
+    same = labels[:, None] == labels
+    negatives = ~same
+    return same.fill_diagonal_(False), negatives

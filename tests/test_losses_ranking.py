@@ -12,6 +12,7 @@ from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners as pml_miners
 from pytorch_metric_learning.reducers import MeanReducer
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import gradgradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.distances import pair_masks, unit
@@ -472,6 +473,33 @@ def test_invariance(name):
     if given is None and name != "NormalizedNPairLoss":  # there the first of a class is its anchor
         order = torch.randperm(12, generator=generator(0, "order"))
         torch.testing.assert_close(make(name)(f[order], labels[order]), value, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4, 20])
+def test_filled_classes(classes, monkeypatch):
+    """Normalised N-pair: places filled for a GPU change neither value nor gradient."""
+    filled = lambda labels, first_two=ranking.first_two: first_two(labels, fill=True)
+    for seed in range(10):
+        f, labels = batch(seed, size=5 + seed, classes=classes)
+        x, results = f.requires_grad_(), []
+        for function in (ranking.first_two, filled):
+            monkeypatch.setattr(ranking, "first_two", function)
+            value = make("NormalizedNPairLoss")(x, labels)
+            results.append((value, torch.autograd.grad(value, x)[0]))
+            monkeypatch.undo()
+        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
+TWICE = ["ContrastiveLoss", "TripletLoss", "MarginLoss", "SNRLoss", "NormalizedNPairLoss", "TupletMarginLoss"]
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivative(name):
+    """The gradient can be differentiated, through the sphere and the distances of triplets."""
+    f, labels = batch(7, size=8)
+    given = some_triplets(labels) if name in TUPLE else None
+    loss = make(name)
+    assert gradgradcheck(lambda x: loss(x, labels, given), f.requires_grad_())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def zero(
     "A zero with gradient zero for f, even where f is not finite"
     return f[:0].sum()
 
-# %% ../../nbs/49_losses.base.ipynb #b1baea3e
+# %% ../../nbs/49_losses.base.ipynb #979909df
 def masked_mean(
     x: Tensor,  # any shape
     mask: Tensor,  # boolean, of x's shape
@@ -109,11 +109,10 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, mask):
-        left_out = ~mask
-        shares = x.masked_fill(left_out, 0.4 * torch.finfo(x.dtype).min)
-        top = shares.amax(1, keepdim=True)
-        shares = shares.sub_(top).clamp_(min=-50).exp_().masked_fill_(left_out, 0)
-        F.threshold_(shares, 1e-17, 0.0)
+        lowest = 0.4 * torch.finfo(x.dtype).min
+        shares = torch.where(mask, x, lowest)
+        top = shares.amax(1, keepdim=True).clamp_(min=lowest / 2)  # above what is left out, in an empty row too
+        shares = F.threshold_(shares.sub_(top).clamp_(min=-50).exp_(), 1e-17, 0.0)
         total = shares.sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
         ctx.save_for_backward(shares.div_(total), x, mask)
         return total.log_().add_(top)[:, 0]
@@ -142,7 +141,7 @@ def log1p_sum_exp(
     "log(1 + sum of exp(x - minus)) over the entries that the mask keeps, for each row, without overflow"
     return F.softplus(log_sum_exp(x, mask) - minus, threshold=60)
 
-# %% ../../nbs/49_losses.base.ipynb #ee367a34
+# %% ../../nbs/49_losses.base.ipynb #437647d2
 class _Gram(torch.autograd.Function):
     "x @ x.T with the gradient in one matrix product"
 
@@ -181,7 +180,7 @@ class _BatchDistances(torch.autograd.Function):
         x, d = ctx.saved_tensors
         pull = 2 * grad if ctx.squared else torch.where(d > 0, grad / d, 0.0)
         pull = pull + pull.T
-        return pull.sum(1, keepdim=True) * x - pull @ x, None
+        return torch.addmm(pull.sum(1, keepdim=True) * x, pull, x, alpha=-1), None
 
 
 def batch_distances(
@@ -196,7 +195,36 @@ def batch_distances(
     d2 = _BatchDistances.apply(x, True) + 2 * offset * (total[:, None] - total) + x.shape[1] * offset**2
     return d2.clamp(min=0) if squared else safe_sqrt(d2)
 
-# %% ../../nbs/49_losses.base.ipynb #cb8964d0
+# %% ../../nbs/49_losses.base.ipynb #ab644bb4
+class _TripletDistances(torch.autograd.Function):
+    "Distances of some rows from others, k others for each"
+
+    @staticmethod
+    def forward(ctx, x, anchors, others, squared, offset):
+        difference = _TripletDistances.differences(x, anchors, others, offset)
+        d = difference.square().sum(-1)
+        d = d if squared else d.sqrt_()
+        ctx.save_for_backward(x, anchors, others, difference, d)
+        ctx.squared, ctx.offset = squared, offset
+        return d
+
+    @staticmethod
+    def differences(x, anchors, others, offset):
+        rows = x.index_select(0, others.flatten()).view(*others.shape, x.shape[1])
+        difference = x.index_select(0, anchors) - rows
+        return difference + offset if offset else difference
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, anchors, others, difference, d = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: the differences must know where they are from
+            difference = _TripletDistances.differences(x, anchors, others, ctx.offset)
+        pull = 2 * grad if ctx.squared else grad / d.masked_fill(d == 0, torch.inf)
+        pull = difference * pull[..., None]
+        to_others = torch.zeros_like(x).index_add_(0, others.flatten(), pull.flatten(0, 1), alpha=-1)
+        return to_others.index_add_(0, anchors, pull.sum(0)), None, None, None, None
+
+
 def triplet_distances(
     x: Tensor,  # points, (B, D)
     triplets: tuple[Tensor, Tensor, Tensor],  # anchors, positives, negatives, each (T,)
@@ -206,12 +234,9 @@ def triplet_distances(
     "Euclidean distances from anchor to positive and from anchor to negative"
     a, p, n = triplets
     if len(a) <= 4 * len(x):
-        anchors, others = x.index_select(0, torch.cat((a, p, n))).split((len(a), 2 * len(a)))
-        difference = anchors - others.view(2, len(a), x.shape[1])
-        d2 = (difference + offset if offset else difference).square().sum(-1)
-    else:
-        pairs = torch.cat((a, a)) * len(x) + torch.cat((p, n))
-        d2 = batch_distances(x, squared=True, offset=offset).flatten().index_select(0, pairs).view(2, -1)
+        return _TripletDistances.apply(x, a, torch.stack((p, n)), squared, offset).unbind()
+    pairs = torch.cat((a, a)) * len(x) + torch.cat((p, n))
+    d2 = batch_distances(x, squared=True, offset=offset).flatten().index_select(0, pairs).view(2, -1)
     return (d2 if squared else safe_sqrt(d2)).unbind()
 
 # %% ../../nbs/49_losses.base.ipynb #86c09ded

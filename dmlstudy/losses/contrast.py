@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['ContrastLoss', 'NTXentLoss', 'SupConLoss']
 
-# %% ../../nbs/52_losses.contrast.ipynb #cdf74f25
+# %% ../../nbs/52_losses.contrast.ipynb #5e1d2ca3
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..distances import pair_masks
-from .base import Loss, log_sum_exp, masked_mean
+from .base import Loss, log_sum_exp, masked_mean, similarities
 
-# %% ../../nbs/52_losses.contrast.ipynb #028cf05b
+# %% ../../nbs/52_losses.contrast.ipynb #f74ca5eb
 class ContrastLoss(Loss):
     "A softmax over the cosines of a batch; a subclass says which entries count as what"
 
@@ -31,7 +31,7 @@ class ContrastLoss(Loss):
 
     def logits(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (B, B) each
         "Cosines divided by the temperature; which pairs are positive, which negative"
-        return z @ z.T / self.temperature, *pair_masks(labels)
+        return similarities(z) / self.temperature, *pair_masks(labels)
 
 # %% ../../nbs/52_losses.contrast.ipynb #83a80939
 class NTXentLoss(ContrastLoss):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['triplet_weights', 'ContrastiveLoss', 'TripletLoss', 'MarginLoss', 'DrawingLoss', 'draw_outside', 'draw_positive',
            'QuadrupletLoss', 'SNRLoss', 'norm_penalty', 'GeneralizedLiftedLoss', 'NPairLoss', 'AngularLoss',
-           'lost_shares', 'HistogramLoss', 'MultiSimilarityLoss', 'first_two', 'NormalizedNPairLoss',
+           'lost_shares', 'HistogramLoss', 'MultiSimilarityLoss', 'first_two', 'NormalizedNPairLoss', 'mean_weights',
            'TupletMarginLoss']
 
 # %% ../../nbs/50_losses.ranking.ipynb #a27bb0c1
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import generator, lookup
-from ..distances import pair_masks, safe_sqrt, unit
+from ..distances import pair_masks, unit
 from dmlstudy.losses.base import (
     Loss,
     all_triplet_hinge,
@@ -89,7 +89,7 @@ class TripletLoss(Loss):
         n_positives, n_negatives = triplets_per_anchor(positives)
         return total / (n_positives * n_negatives).sum().clamp(min=1)
 
-# %% ../../nbs/50_losses.ranking.ipynb #3a861d09
+# %% ../../nbs/50_losses.ranking.ipynb #d3f106c4
 class MarginLoss(Loss):
     "Hinges around a learnable boundary beta, divided by what is active"
 
@@ -115,21 +115,20 @@ class MarginLoss(Loss):
         beta = self.beta.to(z.dtype)
         if self.n_classes:
             check_classes(labels, self.n_classes)
-            beta = beta.index_select(0, labels)
+            beta = beta.index_select(0, labels if triplets is None else labels.index_select(0, triplets[0]))
         if triplets is None:
             return self.all_triplets(z, beta[:, None] if self.n_classes else beta, pair_masks(labels)[0])
-        beta = beta.index_select(0, triplets[0]) if self.n_classes else beta
-        d_ap, d_an = (self.distance(d2) for d2 in triplet_distances(z, triplets, squared=True))
+        published = self.variant == "published"
+        d_ap, d_an = triplet_distances(z, triplets, squared=published)
+        if published:
+            d_ap, d_an = (d_ap + 1e-8).sqrt(), (d_an + 1e-8).sqrt()
         pull, push = (d_ap - beta + self.margin).relu(), (beta - d_an + self.margin).relu()
         active = (pull > 0).int() + (push > 0).int()
         active = active.sum() if self.normalizer == "pairs" else (active > 0).sum()
         return (pull + push).sum() / active.clamp(min=1)
 
-    def distance(self, d2: Tensor) -> Tensor:
-        return (d2 + 1e-8).sqrt() if self.variant == "published" else safe_sqrt(d2)
-
     def all_triplets(self, z: Tensor, beta: Tensor, positives: Tensor) -> Tensor:
-        d = self.distance(batch_distances(z, squared=True))
+        d = (batch_distances(z, squared=True) + 1e-8).sqrt() if self.variant == "published" else batch_distances(z)
         terms = (torch.where(positives, d - beta, beta - d) + self.margin).relu()
         weights, n_positives, n_negatives = triplet_weights(positives, z.dtype)
         active = terms > 0
@@ -322,7 +321,7 @@ class NPairLoss(DrawingLoss):
         terms = log1p_sum_exp(similarity, labels[:, None] != labels, similarity.gather(1, p[:, None])[:, 0])
         return masked_mean(terms, found) + norm_penalty(f, self.l2_weight, self.squared_norm)
 
-# %% ../../nbs/50_losses.ranking.ipynb #7dd4363a
+# %% ../../nbs/50_losses.ranking.ipynb #7781155a
 class AngularLoss(DrawingLoss):
     "N-pair loss on raw embeddings plus an angular softmax on the sphere; the norm penalty always counts"
 
@@ -345,7 +344,7 @@ class AngularLoss(DrawingLoss):
         negatives = labels[:, None] != labels
         raw, z = similarities(f), unit(f)
         s = similarities(z)
-        exponents = (raw - raw.gather(1, p[:, None])).clamp(-50, 50)
+        exponents = (raw - raw.gather(1, p[:, None])).clamp(max=50)
         tan2 = math.tan(math.radians(self.alpha)) ** 2
         angular = 4 * tan2 * (s + s.index_select(0, p))
         terms = log1p_sum_exp(exponents, negatives) + self.lam * log1p_sum_exp(
@@ -424,16 +423,18 @@ class MultiSimilarityLoss(Loss):
         n_anchors = len(z) if self.mean_over == "batch" else keep_n.any(1).sum().clamp(min=1)
         return (pull + push).sum() / n_anchors
 
-# %% ../../nbs/50_losses.ranking.ipynb #7e7903e1
+# %% ../../nbs/50_losses.ranking.ipynb #4a3c5511
 def first_two(
     labels: Tensor,  # (B,)
-) -> tuple[Tensor, Tensor, Tensor]:  # firsts, seconds: indices, (B // 2,); which of them are classes, (B // 2,)
-    "First and second sample of each class that has two, by class; the places left are filled with others"
+    fill: bool | None = None,  # up to B // 2 places, so that no GPU need count them; None: unless on the CPU
+) -> tuple[Tensor, Tensor, Tensor]:  # firsts, seconds: indices, (C,); which of them are classes, (C,)
+    "First and second sample of each class that has two, by class; filled places hold others"
+    fill = labels.device.type != "cpu" if fill is None else fill
     ordered, order = labels.sort(stable=True)
     change = torch.ones(len(labels) + 1, dtype=torch.bool, device=labels.device)
     change[1:-1] = ordered[1:] != ordered[:-1]
     pair = change[:-1] & ~change[1:]  # first of its class, and the next is no other class
-    place = (~pair).to(torch.uint8).argsort(stable=True)[: len(labels) // 2]
+    place = (~pair).to(torch.uint8).argsort(stable=True)[: len(labels) // 2] if fill else pair.nonzero()[:, 0]
     return order[place], order[(place + 1).clamp(max=len(labels) - 1)], pair[place]
 
 
@@ -450,12 +451,22 @@ class NormalizedNPairLoss(Loss):
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
         firsts, seconds, found = first_two(labels)
-        logits = (self.scale * z.index_select(0, firsts)) @ z.index_select(0, seconds).T
-        logits = logits.masked_fill(~found, 0.4 * torch.finfo(z.dtype).min)
-        own = torch.arange(len(found), device=z.device)
-        return masked_mean(F.cross_entropy(logits, own, reduction="none"), found)
+        anchors, positives = z.index_select(0, torch.cat((firsts, seconds))).view(2, len(found), z.shape[1]).unbind()
+        left_out = z.new_zeros(len(found)).masked_fill_(~found, 0.4 * torch.finfo(z.dtype).min)  # added, for a class
+        logits = torch.add(left_out, anchors @ positives.T, alpha=self.scale)
+        own = torch.where(found, torch.arange(len(found), device=z.device), -1)
+        return F.cross_entropy(logits, own, ignore_index=-1, reduction="sum") / found.sum().clamp(min=1)
 
-# %% ../../nbs/50_losses.ranking.ipynb #ff72f997
+# %% ../../nbs/50_losses.ranking.ipynb #e6c97635
+def mean_weights(
+    mask: Tensor,  # boolean
+    dtype: torch.dtype,
+) -> Tensor:  # of the mask's shape, sum 1, or 0 for an empty mask
+    "Weights with which a sum is the mean over the entries of a mask"
+    weights = mask.to(dtype)
+    return weights / weights.sum().clamp(min=1)
+
+
 class TupletMarginLoss(Loss):
     "Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs"
 
@@ -474,11 +485,11 @@ class TupletMarginLoss(Loss):
         s = similarities(z)
         positives, negatives = pair_masks(labels)
         c = s.clamp(-1 + 1e-6, 1 - 1e-6)
-        moved = c * math.cos(self.beta) + (1 - c.square()).sqrt() * math.sin(self.beta)
+        along, across = self.scale * math.cos(self.beta), self.scale * math.sin(self.beta)
+        moved = c * along + (1 - c.square()).sqrt() * across
         against = log_sum_exp(self.scale * s, negatives)
-        tuplets = F.softplus(against[:, None] - self.scale * moved, threshold=60)
-        least, most = (1 - self.epsilon) * masked_mean(s, positives), (1 + self.epsilon) * masked_mean(s, negatives)
+        tuplets = F.softplus(against[:, None] - moved, threshold=60)
+        of_p, of_n = mean_weights(positives, z.dtype), mean_weights(negatives, z.dtype)
+        least, most = (1 - self.epsilon) * (s * of_p).sum(), (1 + self.epsilon) * (s * of_n).sum()
         spread = torch.where(positives, least - s, s - most).relu().square()
-        n_positives = positives.sum().clamp(min=1)
-        weights = self.lam * torch.where(positives, 1 / n_positives, negatives / negatives.sum().clamp(min=1))
-        return torch.where(positives, tuplets, 0.0).sum() / n_positives + (spread * weights).sum()
+        return (tuplets * of_p).sum() + self.lam * (spread * (of_p + of_n)).sum()
