@@ -276,10 +276,10 @@ def objectives_runs(
     "The methods of a profile on one data set"
     return [run_of(profile, dataset, method, seed) for method in methods or methods_of(profile, dataset)]
 
-# %% ../nbs/91_study.ipynb #b4511641
-SEARCH_LR = (1.5e-4, 3e-4, 6e-4, 1.2e-3)
-SEARCH_SWITCH = (0.05, 0.1, 0.2, 0.4)
-SEARCH_SEC_LR = (0.5, 1.0, 2.0, 4.0)  # times the protocol's
+# %% ../nbs/91_study.ipynb #349b20a5
+SEARCH_LR = (7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3)
+SEARCH_SWITCH = (0.01, 0.05, 0.1, 0.2, 0.4)
+SEARCH_SEC_LR = (0.5, 1.0, 2.0, 4.0, 8.0)  # times the protocol's
 SEARCH_ETA = {"sec": (0.25, 1.0), "l2": (0.001, 0.01)}
 SEARCH_FOLDS, SEARCH_SEED = (0, 1), 1000
 

@@ -54,7 +54,7 @@ def test_search_never_saw_the_seeds_of_the_study_and_gave_equal_budgets():
     budgets = table.groupby(["dataset", "method"]).size().reset_index(name="trials")
     for _, row in budgets.iterrows():
         kind = METHODS[row["method"]].regularizer
-        assert row["trials"] == (8 if kind else 4), row.to_dict()
+        assert row["trials"] == (10 if kind else 5), row.to_dict()
     for dataset in PROFILES["glyphs"].datasets:
         searched = {m for m in PROFILES["glyphs"].methods if METHODS[m].loss}
         assert set(budgets[budgets["dataset"] == dataset]["method"]) == searched
