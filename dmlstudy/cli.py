@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OPTIONS', 'COMMANDS', 'numbers', 'names', 'asked_jobs', 'run', 'on_cluster', 'told', 'dry_run', 'search', 'status',
-           'tables', 'report', 'list_all', 'data', 'parser', 'main']
+           'tables', 'report', 'list_all', 'prepared', 'data', 'parser', 'main']
 
 # %% ../nbs/98_cli.ipynb #1d9f439c
 import argparse
@@ -190,7 +190,7 @@ def report(args: argparse.Namespace) -> int:  # exit status
     print(write_report(args.profile))
     return 0
 
-# %% ../nbs/98_cli.ipynb #3b3c4f49
+# %% ../nbs/98_cli.ipynb #3f75bd71
 def list_all(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
     from dmlstudy.core import role
@@ -209,11 +209,35 @@ def list_all(args: argparse.Namespace) -> int:  # exit status
     return 0
 
 
+def prepared(
+    name: str,  # an image data set
+    args: argparse.Namespace,
+) -> bool:  # whether it is usable now
+    "Fetch, unpack and decode a data set as asked, and say what was done"
+    from dmlstudy.data.images import SOURCES, download, find, prepare
+
+    archives = [args.archive] if args.archive else []
+    if args.download:
+        print(f"{name} is for {SOURCES[name]['terms']}")
+        archives = download(name, args.root)
+    for archive in archives:
+        done = prepare(name, args.root, archive, any_checksum=args.any_checksum)
+        official = {True: "the official file", False: "not the official file", None: "no official checksum is known"}
+        print(f"{archive}: {done['files']} files; {official[done['official']]}")
+        print(*(f"  {kind.upper()} {done[kind]}" for kind in ("md5", "sha256")), sep="\n")
+    print(place := find(name, args.root))
+    if place and (args.decoded or not archives):
+        print(f"  decoded to {prepare(name, args.root, decoded=True).get('decoded', 'nothing: its images are arrays')}")
+    return bool(place)
+
+
 def data(args: argparse.Namespace) -> int:  # exit status
     "List the data sets, check those on disk, or prepare them for fast reading"
     from dmlstudy.data import DATASETS, make_data
-    from dmlstudy.data.images import IMAGE_SETS, check, find, prepare
+    from dmlstudy.data.images import IMAGE_SETS, check, find
 
+    if (args.archive or args.download) and (args.action != "prepare" or len(args.names) != 1):
+        raise ValueError("--archive and --download go with: dmlstudy data prepare, and one data set")
     known = dict.fromkeys([*DATASETS, *IMAGE_SETS])
     chosen = [lookup("data set", name, known) or name for name in names(args.names)] or [*known]
     well = True
@@ -226,11 +250,8 @@ def data(args: argparse.Namespace) -> int:  # exit status
         elif args.action == "check":
             print(found := check(name, args.root, images=not args.quick))
             well &= found.ok
-        elif find(name, args.root):
-            print(f"{name}: decoded to {prepare(name, args.root, decoded=True)['decoded']}")
-        elif args.names:
-            print(find(name, args.root))
-            well = False
+        elif args.names or find(name, args.root):
+            well &= prepared(name, args)
     return 0 if well else 1
 
 # %% ../nbs/98_cli.ipynb #717e12dc
@@ -246,7 +267,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(*words, **settings)
     return top
 
-# %% ../nbs/98_cli.ipynb #43b747a1
+# %% ../nbs/98_cli.ipynb #4c854c50
 def _many(flag: str, text: str) -> tuple:
     return (flag,), {"nargs": "+", "default": [], "metavar": flag.strip("-").upper()[:-1], "help": text}
 
@@ -285,6 +306,19 @@ OPTIONS = {  # name -> words and settings of argparse
     "names": (("names",), {"nargs": "*", "help": "data sets (default: all)"}),
     "root": (("--root",), {"default": None, "help": "where the data sets lie (default: DMLSTUDY_DATA, or data/)"}),
     "quick": (("--quick",), {"action": "store_true", "help": "check: count the images, but do not open each"}),
+    "archive": (("--archive",), {"metavar": "FILE", "help": "prepare: unpack this archive first"}),
+    "download": (
+        ("--download",),
+        {"action": "store_true", "help": "prepare: fetch the official archive first"},
+    ),
+    "decoded": (
+        ("--decoded",),
+        {"action": "store_true", "help": "prepare: write a decoded copy (without archive: always)"},
+    ),
+    "any_checksum": (
+        ("--any-checksum",),
+        {"action": "store_true", "help": "prepare: take an archive that is not the official one"},
+    ),
 }
 COMMANDS = {  # name -> function and options
     "run": (run, "profile experiments datasets seeds methods jobs scheduler resources dry_run retry"),
@@ -292,7 +326,7 @@ COMMANDS = {  # name -> function and options
     "tables": (tables, "profile jobs"),
     "report": (report, "profile"),
     "search": (search, "profile jobs dry_run retry"),
-    "data": (data, "action names root quick"),
+    "data": (data, "action names root quick archive download decoded any_checksum"),
     "list": (list_all, ""),
 }
 

@@ -1,9 +1,11 @@
 "Image data sets in every layout, broken ones, archives, decoded copies, transforms and two training steps"
 
+import http.server
 import io
 import json
 import pickle
 import tarfile
+import threading
 import zipfile
 
 import numpy as np
@@ -16,6 +18,7 @@ from scipy.stats import ks_2samp
 from torch import nn
 from torch.utils.data import DataLoader
 
+from dmlstudy import cli
 from dmlstudy.core import generator
 from dmlstudy.data import images as module
 from dmlstudy.data.images import (
@@ -28,6 +31,7 @@ from dmlstudy.data.images import (
     checksums,
     class_order,
     decoded_path,
+    download,
     find,
     load_cars196,
     load_cub200,
@@ -583,6 +587,58 @@ def test_prepare_compares_checksums(tmp_path, archive, monkeypatch):
     assert done["place"].folder == tmp_path / "root/cub200/CUB_200_2011"
     (tmp_path / "again.tgz").write_bytes(renamed.read_bytes() + b"\0")
     assert prepare("cub200", tmp_path / "b", tmp_path / "again.tgz")["official"] is None
+
+
+@pytest.fixture
+def served(archive, monkeypatch):
+    """The archive at an address of this machine, in place of the official one; how often it was asked for."""
+    asked = []
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args, **more):
+            super().__init__(*args, directory=str(archive.parent), **more)
+
+        def log_message(self, *args):
+            asked.append(self.path)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        monkeypatch.setitem(SOURCES["cub200"], "files", {archive.name: url + archive.name})
+        monkeypatch.setitem(SOURCES["cub200"], "md5", {archive.name: checksums(archive)["md5"]})
+        yield asked
+        server.shutdown()
+
+
+def test_download_fetches_once_and_prepare_goes_on(tmp_path, archive, served, capsys):
+    root = tmp_path / "root"
+    (fetched,) = download("cub200", root)
+    assert fetched.read_bytes() == archive.read_bytes() and fetched == root / "archives" / archive.name
+    assert download("cub200", root) == [fetched] and len(served) == 1
+    fetched.write_bytes(b"half of it")
+    assert cli.main(["data", "prepare", "cub200", "--download", "--decoded", "--root", str(root)]) == 0
+    told = capsys.readouterr().out
+    assert len(served) == 2 and "non-commercial research" in told and "15 files; the official file" in told
+    assert f"MD5 {checksums(archive)['md5']}" in told and "decoded to" in told
+    assert len(Decoded(decoded_path(find("cub200", root))).rows) == 12
+
+
+def test_download_that_fails_says_where_else(tmp_path, served, monkeypatch):
+    monkeypatch.setitem(SOURCES["cub200"], "files", {"CUB_200_2011.tgz": "http://127.0.0.1:9/CUB_200_2011.tgz"})
+    with pytest.raises(OSError, match=r"could not be fetched .* get it from https://www.vision.caltech.edu"):
+        download("cub200", tmp_path / "root")
+    assert not [*(tmp_path / "root" / "archives").iterdir()]
+
+
+def test_prepare_an_archive_by_command(tmp_path, archive, capsys):
+    words = ["data", "prepare", "cub200", "--archive", str(archive), "--root", str(tmp_path / "root")]
+    assert cli.main(words) == 2 and "any_checksum" in capsys.readouterr().err
+    assert cli.main([*words, "--any-checksum"]) == 0
+    assert "not the official file" in (told := capsys.readouterr().out) and "decoded" not in told
+    assert cli.main(["data", "prepare", "cub200", "--root", str(tmp_path / "root")]) == 0
+    assert "decoded to" in capsys.readouterr().out
+    assert cli.main(["data", "check", "--archive", str(archive)]) == 2
+    assert "go with: dmlstudy data prepare" in capsys.readouterr().err
 
 
 def test_prepare_copies_single_files(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ __all__ = ['SOURCES', 'SUFFIXES', 'CIFAR_PARTS', 'LAYOUTS', 'IN_SHOP', 'FOLDERS'
            'read_cub_lists', 'read_mat', 'car_names', 'car_rows', 'read_car_lists', 'read_car_devkit', 'car_order',
            'read_car_folders', 'read_sop', 'read_inshop', 'read_cifar', 'Place', 'data_dir', 'find', 'load_images',
            'count', 'load_cifar10', 'unreadable', 'fingerprint', 'write_atomically', 'verify', 'Report', 'check',
-           'short_side', 'decoded_path', 'write_decoded', 'Decoded', 'unpack', 'checksums', 'prepare']
+           'short_side', 'decoded_path', 'write_decoded', 'Decoded', 'unpack', 'checksums', 'download', 'prepare']
 
 # %% ../../nbs/11_data.images.ipynb #a95bf0f2
 import hashlib
@@ -100,11 +100,12 @@ class Files(Sequence):
     def __repr__(self) -> str:
         return f"Files({len(self)} images in {self.folder})"
 
-# %% ../../nbs/11_data.images.ipynb #26cf75e1
+# %% ../../nbs/11_data.images.ipynb #07d73b2c
 SOURCES = {
     "cub200": {
         "splits": {"train": (100, 5864), "test": (100, 5924)},  # classes, images
         "page": "https://www.vision.caltech.edu/datasets/cub_200_2011/",
+        "files": {"CUB_200_2011.tgz": "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"},
         "terms": "non-commercial research and education; the images belong to their photographers",
         "md5": {"CUB_200_2011.tgz": "97eceeb196236b17998738112f37df78"},
     },
@@ -136,6 +137,7 @@ SOURCES = {
     "cifar10": {
         "splits": {"train": (10, 50000), "test": (10, 10000)},
         "page": "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "files": {"cifar-10-python.tar.gz": "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"},
         "terms": "as its page says; cite Krizhevsky (2009)",
         "md5": {
             "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
@@ -731,7 +733,7 @@ def unpack(
         shutil.rmtree(stage)
     return n
 
-# %% ../../nbs/11_data.images.ipynb #98e1fc3f
+# %% ../../nbs/11_data.images.ipynb #767cac83
 def checksums(
     path: str | Path,  # a file
 ) -> dict[str, str]:  # md5 and sha256, hexadecimal
@@ -742,6 +744,29 @@ def checksums(
             for digest in digests.values():
                 digest.update(chunk)
     return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def download(
+    name: str,  # cub200 or cifar10
+    folder: str | Path | None = None,  # the root; archives go into root/archives. None: data_dir()
+) -> list[Path]:  # for `prepare`
+    "Fetch the archive of a data set from its official address, unless it is there"
+    source, fetched = lookup("image data set", name, SOURCES), []
+    if "files" not in source:
+        where = f"get it from {source['page']}" if source["page"] else "its official page is served no more"
+        raise ValueError(f"{name} cannot be fetched from here: {where} ({source['terms']}), and prepare the archive.")
+    for file, url in source["files"].items():
+        target = data_dir(folder) / "archives" / file
+        if not (target.is_file() and checksums(target)["md5"] == source["md5"][file]):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                torch.hub.download_url_to_file(url, str(target))
+            except OSError as error:
+                raise OSError(
+                    f"{url} could not be fetched ({error}): get it from {source['page']}, and prepare it."
+                ) from error
+        fetched.append(target)
+    return fetched
 
 
 def prepare(
