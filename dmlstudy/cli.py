@@ -212,11 +212,13 @@ def list_all(args: argparse.Namespace) -> int:  # exit status
 def data(args: argparse.Namespace) -> int:  # exit status
     "List the data sets, check those on disk, or prepare them for fast reading"
     from dmlstudy.data import DATASETS, make_data
-    from dmlstudy.data.images import IMAGE_SETS, check, find, prepare
+    from dmlstudy.data.images import IMAGE_SETS, check, find
 
     known = dict.fromkeys([*DATASETS, *IMAGE_SETS])
     chosen = [lookup("data set", name, known) or name for name in names(args.names)] or [*known]
     well = True
+    if args.archive and (len(chosen) != 1 or args.action != "prepare"):
+        raise ValueError("--archive goes with one data set: dmlstudy data prepare NAME --archive FILE")
     for name in chosen:
         if name not in IMAGE_SETS:
             print(f"{name}: rendered here" if args.action == "list" else make_data(name, args.root))
@@ -226,12 +228,26 @@ def data(args: argparse.Namespace) -> int:  # exit status
         elif args.action == "check":
             print(found := check(name, args.root, images=not args.quick))
             well &= found.ok
-        elif find(name, args.root):
-            print(f"{name}: decoded to {prepare(name, args.root, decoded=True)['decoded']}")
-        elif args.names:
-            print(find(name, args.root))
-            well = False
+        elif args.names or find(name, args.root):
+            well &= _prepared(name, args)
     return 0 if well else 1
+
+
+def _prepared(name: str, args: argparse.Namespace) -> bool:
+    "Unpack the archives given, then decode what is there"
+    from dmlstudy.data.images import find, prepare
+
+    known = {True: "the official file", False: "not the official file", None: "no official MD5 is known"}
+    for archive in args.archive:
+        done = prepare(name, args.root, archive, any_checksum=args.any_checksum)
+        print(f"{name}: {done['files']} files from {archive}: {known[done['official']]}")
+        print(f"  MD5 {done['md5']}, SHA-256 {done['sha256']}")
+    if not (place := find(name, args.root)):
+        print(place)
+        return False
+    copy = prepare(name, args.root, decoded=True).get("decoded")
+    print(f"{name}: decoded to {copy}" if copy else f"{name}: held in memory, there is nothing to decode")
+    return True
 
 # %% ../nbs/98_cli.ipynb #717e12dc
 def parser() -> argparse.ArgumentParser:
@@ -284,6 +300,14 @@ OPTIONS = {  # name -> words and settings of argparse
     "action": (("action",), {"choices": ("list", "check", "prepare"), "help": "what to do"}),
     "names": (("names",), {"nargs": "*", "help": "data sets (default: all)"}),
     "root": (("--root",), {"default": None, "help": "where the data sets lie (default: DMLSTUDY_DATA, or data/)"}),
+    "archive": (
+        ("--archive",),
+        {"nargs": "+", "default": [], "metavar": "FILE", "help": "prepare: unpack these first, if their MD5 is known"},
+    ),
+    "any_checksum": (
+        ("--any-checksum",),
+        {"action": "store_true", "help": "prepare: unpack archives other than the official ones too"},
+    ),
     "quick": (("--quick",), {"action": "store_true", "help": "check: count the images, but do not open each"}),
 }
 COMMANDS = {  # name -> function and options
@@ -292,7 +316,7 @@ COMMANDS = {  # name -> function and options
     "tables": (tables, "profile jobs"),
     "report": (report, "profile"),
     "search": (search, "profile jobs dry_run retry"),
-    "data": (data, "action names root quick"),
+    "data": (data, "action names root quick archive any_checksum"),
     "list": (list_all, ""),
 }
 
