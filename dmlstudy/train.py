@@ -443,7 +443,6 @@ def _kept(folder: Path | None, state: State) -> str:
     "Save the state of a run that broke; where it is"
     if folder is None:
         return ""
-    folder.mkdir(parents=True, exist_ok=True)
     torch.save(state.state_dict(), folder / BROKEN)
     return f". The state is kept in {folder / BROKEN}"
 
@@ -499,6 +498,8 @@ def fit(
     "Train and measure one run; equal runs give equal records"
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     folder, began = Path(folder) if folder else None, time.perf_counter()
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
     with threads(1 if device.type == "cpu" and run.model == "convnet" else None), precision("float32"):
         splits, skipped = _readable(splits_of(run), skip_unreadable)
         feed = feed_of(run, splits, device, min(os.cpu_count() or 1, 8) if workers is None else workers)
@@ -521,8 +522,8 @@ def fit(
         pace = Pace(run, state.step, tell, progress)
         try:
             _train(state, feed, sampler, curves, terms, pace, evaluated)
-        except NonFiniteLoss as error:
-            raise NonFiniteLoss(f"{error}{_kept(folder, state)}") from None
+        except FloatingPointError as error:
+            raise type(error)(f"{error}{_kept(folder, state)}") from None
         finally:
             pace.bar.close()
         made = {
@@ -533,7 +534,6 @@ def fit(
             "versions": versions(),
         }
     if folder:
-        folder.mkdir(parents=True, exist_ok=True)
         torch.save(state.network.model.state_dict(), folder / "weights.pt")
         for left in ("checkpoint.pt", BROKEN):
             (folder / left).unlink(missing_ok=True)
