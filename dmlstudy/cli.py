@@ -190,7 +190,7 @@ def report(args: argparse.Namespace) -> int:  # exit status
     print(write_report(args.profile))
     return 0
 
-# %% ../nbs/98_cli.ipynb #3f75bd71
+# %% ../nbs/98_cli.ipynb #12daaf42
 def list_all(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
     from dmlstudy.core import role
@@ -216,7 +216,7 @@ def prepared(
     "Fetch, unpack and decode a data set as asked, and say what was done"
     from dmlstudy.data.images import SOURCES, download, find, prepare
 
-    archives = [args.archive] if args.archive else []
+    archives = args.archive
     if args.download:
         print(f"{name} is for {SOURCES[name]['terms']}")
         archives = download(name, args.root)
@@ -227,7 +227,9 @@ def prepared(
         print(*(f"  {kind.upper()} {done[kind]}" for kind in ("md5", "sha256")), sep="\n")
     print(place := find(name, args.root))
     if place and (args.decoded or not archives):
-        print(f"  decoded to {prepare(name, args.root, decoded=True).get('decoded', 'nothing: its images are arrays')}")
+        print(
+            f"  decoded to {prepare(name, args.root, decoded=True).get('decoded', 'nothing: its images are held in memory')}"
+        )
     return bool(place)
 
 
@@ -267,7 +269,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(*words, **settings)
     return top
 
-# %% ../nbs/98_cli.ipynb #4c854c50
+# %% ../nbs/98_cli.ipynb #675a59c3
 def _many(flag: str, text: str) -> tuple:
     return (flag,), {"nargs": "+", "default": [], "metavar": flag.strip("-").upper()[:-1], "help": text}
 
@@ -306,7 +308,10 @@ OPTIONS = {  # name -> words and settings of argparse
     "names": (("names",), {"nargs": "*", "help": "data sets (default: all)"}),
     "root": (("--root",), {"default": None, "help": "where the data sets lie (default: DMLSTUDY_DATA, or data/)"}),
     "quick": (("--quick",), {"action": "store_true", "help": "check: count the images, but do not open each"}),
-    "archive": (("--archive",), {"metavar": "FILE", "help": "prepare: unpack this archive first"}),
+    "archive": (
+        ("--archive",),
+        {"nargs": "+", "default": [], "metavar": "FILE", "help": "prepare: unpack these first, if their MD5 is known"},
+    ),
     "download": (
         ("--download",),
         {"action": "store_true", "help": "prepare: fetch the official archive first"},

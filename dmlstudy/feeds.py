@@ -92,8 +92,8 @@ class Feed:
         "Training images, each in one of its views"
         x = self.inputs["train"]
         view = torch.randint(x.shape[1], indices.shape, generator=rng)
-        at = (indices * x.shape[1] + view).to(x.device)
-        return x.flatten(0, 1)[at], self.labels["train"][indices.to(x.device)]
+        at = (indices * x.shape[1] + view).to(x.device, non_blocking=True)
+        return x.flatten(0, 1)[at], self.labels["train"][indices.to(x.device, non_blocking=True)]
 
     def stream(self, sampler, first: int, last: int) -> Iterator:  # of indices, inputs, labels
         "The batches of some steps"
@@ -128,6 +128,12 @@ class _Steps:
         for step in range(self.first, self.last):
             epoch, i = divmod(step, len(self.sampler))
             yield self.asked(self.sampler.batch(epoch, i).tolist(), epoch, i)
+
+
+def _spans(sampler, first: int, last: int) -> Iterator[tuple[int, int]]:
+    "Steps whose batches may be asked for ahead of time: all, or with a memory bank those of one epoch"
+    ends = range(first // len(sampler) * len(sampler), last, len(sampler))[1:] if sampler.bank is not None else ()
+    yield from zip((first, *ends), (*ends, last), strict=True)
 
 
 def _views(batch: list[int], epoch: int, i: int) -> list[tuple[int, int, int]]:
@@ -169,8 +175,9 @@ class FileFeed:
     def stream(self, sampler, first: int, last: int) -> Iterator:  # of indices, inputs, labels
         "The batches of some steps"
         view = lambda split: Views(split, self.transform[True], self.seed)
-        for x, labels, indices in self.load(view, "train", batch_sampler=_Steps(sampler, first, last, _views)):
-            yield indices, self.put(x), self.put(labels)
+        for span in _spans(sampler, first, last):
+            for x, labels, indices in self.load(view, "train", batch_sampler=_Steps(sampler, *span, _views)):
+                yield indices, self.put(x), self.put(labels)
 
     def pieces(self, part: str, size: int = 112) -> Iterator[Tensor]:  # inputs (n, 3, h, w)
         "All images of a split through the test transform, some at a time"
@@ -194,11 +201,11 @@ class BatchFeed(FileFeed):
 
     def stream(self, sampler, first: int, last: int) -> Iterator:  # of indices, inputs, labels
         "The batches of some steps"
-        batches = _Steps(sampler, first, last)
-        for step, loaded in enumerate(self.load(Pixels, "train", collate_fn=pad_pixels, batch_sampler=batches), first):
-            pixels, sizes, labels, indices = loaded
-            x = self.transform[True](self.put(pixels), sizes, generator(self.seed, "views", step))
-            yield indices, x, self.put(labels)
+        for span in _spans(sampler, first, last):
+            loader = self.load(Pixels, "train", collate_fn=pad_pixels, batch_sampler=_Steps(sampler, *span))
+            for step, (pixels, sizes, labels, indices) in enumerate(loader, span[0]):
+                x = self.transform[True](self.put(pixels), sizes, generator(self.seed, "views", step))
+                yield indices, x, self.put(labels)
 
     def pieces(self, part: str, size: int = 112) -> Iterator[Tensor]:  # inputs (n, 3, h, w)
         "All images of a split through the test transform, some at a time"

@@ -15,7 +15,7 @@ import pickle
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,6 +51,17 @@ def precision(
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
+@contextmanager
+def _drawing(device: torch.device, seed: int, step: int):
+    "Layers that know only the global generator, as dropout does, draw the same in every run; then it is as it was"
+    own, gpus = generator(seed, "network", step).initial_seed(), [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(own)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu.index or 0].manual_seed(own)
+        yield
+
+
 class Network:
     "A run's network as a function of what its feed gives: precision, memory format and compilation are the run's"
 
@@ -60,7 +71,8 @@ class Network:
         model: EmbeddingNet,  # on the run's device
         stem: bool,  # the feed gives stem features
     ):
-        self.model, self.how, self.format = model, run.precision, torch.preserve_format
+        self.model, self.how, self.format, self.seed = model, run.precision, torch.contiguous_format, run.seed
+        self.draws = any(getattr(m, "p", 0) or getattr(m, "drop_prob", 0) for m in model.modules())  # as dropout
         if run.channels_last:
             self.format = torch.channels_last
             model.to(memory_format=self.format)
@@ -70,9 +82,11 @@ class Network:
     def __call__(
         self,
         x: Tensor,  # stem features or images, (B, ...)
+        step: int = 0,  # of the run: what dropout draws depends on it and the seed
     ) -> Tensor:  # f (B, dim), raw, float32
         x = x.contiguous(memory_format=self.format) if x.dim() == 4 else x
-        with precision(self.how), torch.autocast(x.device.type, torch.bfloat16, enabled=self.how == "bf16"):
+        drawing = _drawing(x.device, self.seed, step) if self.draws and self.model.training else nullcontext()
+        with drawing, precision(self.how), torch.autocast(x.device.type, torch.bfloat16, enabled=self.how == "bf16"):
             return self.call(x).float()
 
     def backward(
@@ -177,6 +191,8 @@ def measure(
 ) -> dict[str, dict]:  # split -> metric -> value; train has the spectrum too
     "All metrics on all splits"
     f = {part: embed_part(network, feed, part) for part in feed.labels}
+    if not all(part.isfinite().all() for part in f.values()):
+        raise FloatingPointError("the network gives embeddings that are not finite")
     out, options = {}, dict(normalize=normalize, progress=False)
     for part, names in metrics_of(dataset).items():
         if part == "query" and part in f:
@@ -184,8 +200,6 @@ def measure(
             out["test"] = evaluate(f["query"], feed.labels["query"], names, **gallery, **options)
         elif part in f:
             out[part] = evaluate(f[part], feed.labels[part], names, **options)
-    if not all(part.isfinite().all() for part in f.values()):
-        raise FloatingPointError("the network gives embeddings that are not finite")
     s = spectrum(nn.functional.normalize(f["train"], dim=1) if normalize else f["train"])
     out["train"]["spectrum"] = [round(v, 6) for v in (s / s.sum()).tolist()]
     return out
@@ -341,20 +355,26 @@ def train_steps(
     pace: Pace | None = None,
 ) -> dict[str, float]:  # mean of each term over these steps
     "Optimiser steps from where the state stands"
-    run, from_step, sums, first_bad = state.run, state.step, {}, None
+    run, from_step, sums, recent, good = state.run, state.step, {}, [], None
     decays = milestone_steps(run)
     for step in range(state.step, until):
         if step in decays:
             for group in state.optimizer.param_groups:
                 group["lr"] *= run.lr_decay
         indices, x, labels = next(batches)
-        f = state.network(x)
+        f = state.network(x, step)
         leaf = f.detach().requires_grad_()  # the loss has a precision of its own
         total, terms = state.objective(leaf, labels, generator(run.seed, "tuples", step, device=f.device))
-        bad = torch.where(total.detach().isfinite(), until, step)
-        first_bad = bad if first_bad is None else torch.minimum(first_bad, bad)
-        if (f.device.type == "cpu" or step + 1 == until or step % 50 == 49) and int(first_bad) < until:
-            raise NonFiniteLoss(_complaint(int(first_bad), run, sampler, terms))
+        finite = total.detach().isfinite()
+        good = finite if good is None else good & finite
+        recent.append((good, step, indices, terms))
+        if (patience := _patience(f.device)) > 1:  # from a bad loss on a fused optimiser changes nothing
+            state.optimizer.found_inf = (~good).float()
+        if step + 1 == until or step % patience == patience - 1:
+            if not good:
+                state.step, *which = next(rest for well, *rest in recent if not well)
+                raise NonFiniteLoss(_complaint(run, state.step, *which))
+            recent.clear()
         state.optimizer.zero_grad(set_to_none=True)
         total.backward()
         state.network.backward(f, leaf.grad)
@@ -369,12 +389,16 @@ def train_steps(
     return {name: round(float(total) / max(until - from_step, 1), 6) for name, total in sums.items()}
 
 
-def _complaint(step: int, run: Run, sampler, terms: Mapping[str, Tensor]) -> str:
+def _patience(device: torch.device) -> int:
+    "Steps between looks at whether the loss is a number: a look at a GPU waits for it"
+    return 1 if device.type == "cpu" else 50
+
+
+def _complaint(run: Run, step: int, indices: Tensor, terms: Mapping[str, Tensor]) -> str:
     values = ", ".join(f"{name} {float(term):.4g}" for name, term in terms.items())
-    batch = sampler.batch(*divmod(step, len(sampler))).tolist()
     return (
         f"the loss of {run.method} on {run.dataset} (run {run.key()}) is not finite at step {step}: {values}. "
-        f"A smaller lr than {run.lr} may help. Training images of the batch: {batch}"
+        f"A smaller lr than {run.lr} may help. Training images of the batch: {indices.tolist()}"
     )
 
 # %% ../nbs/80_train.ipynb #437e7ec0
@@ -393,23 +417,22 @@ def threads(
 
 
 def _checkpoint(file: Path, state: State, sampler, curves: dict, terms: dict) -> None:
-    bank = sampler.bank.state_dict() if sampler.bank is not None else {}
+    parts = {"state": state.state_dict(), "sampler": sampler.state_dict(state.step)}  # a memory bank and its plan, too
     temporary = file.with_suffix(".tmp")
-    torch.save({"state": state.state_dict(), "bank": bank, "curves": curves, "terms": terms}, temporary)
+    torch.save({**parts, "curves": curves, "terms": terms}, temporary)
     temporary.replace(file)
 
 
-def _go_on(file: Path, state: State, sampler, device: torch.device) -> tuple[dict, dict] | None:
-    "Load a checkpoint; one of other settings, or half of one, is passed over"
+def _go_on(file: Path, state: State, sampler) -> tuple[dict, dict] | None:
+    "Load a checkpoint; one of other settings or of another version, or half of one, is passed over"
     try:
-        saved = torch.load(file, map_location=device, weights_only=True)
+        saved = torch.load(file, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError):
         return None
-    if saved["state"]["run"] != asdict(state.run):
+    if "sampler" not in saved or saved["state"]["run"] != asdict(state.run):
         return None
     state.load_state_dict(saved["state"])
-    if sampler.bank is not None:
-        sampler.bank.load_state_dict(saved["bank"])
+    sampler.load_state_dict(saved["sampler"])
     return saved["curves"], saved["terms"]
 
 
@@ -420,7 +443,6 @@ def _kept(folder: Path | None, state: State) -> str:
     "Save the state of a run that broke; where it is"
     if folder is None:
         return ""
-    folder.mkdir(parents=True, exist_ok=True)
     torch.save(state.state_dict(), folder / BROKEN)
     return f". The state is kept in {folder / BROKEN}"
 
@@ -476,6 +498,8 @@ def fit(
     "Train and measure one run; equal runs give equal records"
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     folder, began = Path(folder) if folder else None, time.perf_counter()
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
     with threads(1 if device.type == "cpu" and run.model == "convnet" else None), precision("float32"):
         splits, skipped = _readable(splits_of(run), skip_unreadable)
         feed = feed_of(run, splits, device, min(os.cpu_count() or 1, 8) if workers is None else workers)
@@ -483,7 +507,7 @@ def fit(
         file = folder / "checkpoint.pt" if folder else None
         sampler = sampler_of(run, feed.labels["train"].cpu()) if state.objective else None
         if file and file.exists():
-            curves, terms = _go_on(file, state, sampler, device) or (curves, terms)
+            curves, terms = _go_on(file, state, sampler) or (curves, terms)
         before, saved_at = state.seconds, time.perf_counter()
 
         def evaluated(step: int, measured: dict) -> None:
@@ -498,8 +522,8 @@ def fit(
         pace = Pace(run, state.step, tell, progress)
         try:
             _train(state, feed, sampler, curves, terms, pace, evaluated)
-        except NonFiniteLoss as error:
-            raise NonFiniteLoss(f"{error}{_kept(folder, state)}") from None
+        except FloatingPointError as error:
+            raise type(error)(f"{error}{_kept(folder, state)}") from None
         finally:
             pace.bar.close()
         made = {
@@ -510,7 +534,6 @@ def fit(
             "versions": versions(),
         }
     if folder:
-        folder.mkdir(parents=True, exist_ok=True)
         torch.save(state.network.model.state_dict(), folder / "weights.pt")
         for left in ("checkpoint.pt", BROKEN):
             (folder / left).unlink(missing_ok=True)

@@ -288,6 +288,13 @@ def test_the_public_file_is_found_where_torch_hub_keeps_files(tmp_path, monkeypa
     assert same(net, make_backbone("bninception", "imagenet", rng=generator(2)))
 
 
+def test_weights_that_cannot_be_fetched_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(OSError, match=r"resnet50-.*\.pth .*put the file into .*hub/checkpoints"):
+        make_backbone("resnet50", "imagenet")
+
+
 def test_the_affine_part_of_frozen_layers_can_be_frozen_too():
     net = make_model("bninception", 8, head="bn", bn_affine=False)
     norms = [m for m in net.backbone.modules() if isinstance(m, _BatchNorm)]

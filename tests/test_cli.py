@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,33 @@ def test_data(call, tmp_path, monkeypatch):
     status, told, _ = call("data", "check", "cub200")
     assert status == 1 and "CUB_200_2011" in told
     assert call("data", "prepare", "cub200")[0] == 1
+
+
+def test_data_prepare_unpacks_what_it_is_given(call, tmp_path):
+    from test_data_images import build, cub
+
+    build("cifar10", "python", tmp_path / "root")
+    status, told, _ = call("data", "prepare", "cifar10", "--root", str(tmp_path / "root"))
+    assert status == 0 and "held in memory" in told
+    cub(tmp_path / "source/CUB_200_2011", True)
+    with tarfile.open(tmp_path / "CUB_200_2011.tgz", "w:gz") as tar:
+        tar.add(tmp_path / "source", ".")
+    words = [
+        "data",
+        "prepare",
+        "cub200",
+        "--root",
+        str(tmp_path / "root"),
+        "--archive",
+        str(tmp_path / "CUB_200_2011.tgz"),
+    ]
+    status, _, complaint = call(*words)
+    assert status == 2 and "the official file has 97eceeb196236b17998738112f37df78" in complaint
+    status, told, _ = call(*words, "--any-checksum", "--decoded")
+    assert status == 0 and "15 files; " in told and "not the official file" in told and "SHA-256" in told
+    assert (tmp_path / "root/cub200/CUB_200_2011/decoded_256.json").is_file()
+    status, _, complaint = call("data", "check", "cub200", "--archive", "x.tgz")
+    assert status == 2 and "--archive and --download go with" in complaint
 
 
 def test_exit_status_of_the_process(tmp_path):

@@ -1,5 +1,6 @@
 """One run: the same bits again, in another process, after a kill; and errors that say what to do."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -176,6 +177,38 @@ def test_a_broken_run_leaves_the_state_that_broke(tmp_path):
     assert 0 < state["step"] == int(steps) < run.steps, "the step that broke was not taken"
 
 
+@pytest.mark.parametrize("method", ["NPair", "Softmax"])
+def test_a_late_look_finds_the_step_that_broke(tmp_path, monkeypatch, method):
+    run = make_run(TINY, dataset="glyphs_fine", method=method, steps=50, eval_every=50, lr=1e18, loss_lr=1e18)
+    told = []
+    for patience in (1, 50):  # a GPU is asked now and then only
+        monkeypatch.setattr(train, "_patience", lambda device, patience=patience: patience)
+        with pytest.raises(train.NonFiniteLoss) as error:
+            fit(run, device="cpu", folder=tmp_path / str(patience))
+        told.append(str(error.value).partition(". The state")[0])
+    early, late = (torch.load(tmp_path / f"{n}" / BROKEN, weights_only=True) for n in (1, 50))
+    assert told[0] == told[1] and early["step"] == late["step"] < 49
+    for part in ("model", "objective"):
+        assert all(torch.equal(v, late[part][k]) for k, v in early[part].items())
+    assert int(late["optimizer"]["state"][0]["step"]) == late["step"]
+
+
+@pytest.mark.parametrize("sampler", ["spc", "gc", "ddm"])
+def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler):
+    run = make_run(TINY, dataset="glyphs_fine", steps=4, eval_every=1, sampler=sampler, lr=3e-3, images_per_class=10)
+    assert len(sampler_of(run, splits_of(run)["train"].labels)) == 7
+    whole = fit(run, device="cpu")
+
+    def stop(step, measured):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, device="cpu", folder=tmp_path / "run", report=stop, checkpoint_every=0)
+    assert torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["state"]["step"] == 2
+    assert content(fit(run, device="cpu", folder=tmp_path / "run")) == content(whole)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -196,8 +229,63 @@ def test_wrong_settings_are_named_before_training(fields, message):
         fit(make_run({**TINY, **fields}), device="cpu")
 
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
+@pytest.mark.parametrize("train_stem", [False, True])
+def test_a_step_does_not_wait_for_the_gpu(train_stem):
+    run, device = make_run(dataset="glyphs_fine", train_stem=train_stem), torch.device("cuda")
+    feed = Feed(run, splits_of(run), device)
+    state, sampler = start(run, feed, device), sampler_of(run, feed.labels["train"].cpu())
+    batches = feed.stream(sampler, 0, run.steps)
+    train_steps(state, batches, sampler, 3)
+    steps_without_waiting(state, batches, sampler)
+
+
+def steps_without_waiting(state, batches, sampler) -> None:
+    """Three steps; a copy that waits, a count, a look at a value: each raises."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(StopIteration):  # before the look that ends a row of steps
+            train_steps(state, itertools.islice(batches, 3), sampler, state.run.steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert state.step == 6
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_broken_run_on_a_gpu_leaves_the_state_that_broke(tmp_path):
+    run = make_run(TINY, dataset="glyphs_fine", method="NPair", steps=50, lr=1e18)
+    with pytest.raises(train.NonFiniteLoss, match=r"is not finite at step \d+"):
+        fit(run, device="cuda", folder=tmp_path)
+    state = torch.load(tmp_path / BROKEN, weights_only=True, map_location="cpu")
+    assert state["step"] == int(state["optimizer"]["state"][0]["step"])
+    assert all(v.isfinite().all() for v in state["model"].values())
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("sampler", ["spc", "gc"])
+def test_a_stopped_run_goes_on_on_a_gpu(tmp_path, sampler):
+    run = make_run(TINY, dataset="glyphs_fine", steps=4, eval_every=1, sampler=sampler, images_per_class=10)
+    whole = fit(run, device="cuda")
+
+    def stop(step, measured):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, device="cuda", folder=tmp_path / "run", report=stop, checkpoint_every=0)
+    again = fit(run, device="cuda", folder=tmp_path / "run")
+    assert again["terms"]["loss"] == pytest.approx(whole["terms"]["loss"], rel=1e-3)
+
+
+@pytest.mark.gpu
+@on_gpu
 def test_gpu_learns_as_the_cpu_does():
     run = make_run(dataset="glyphs_fine", steps=200, eval_every=100)
     cpu, gpu = (fit(run, device=d)["curves"]["test"]["recall@1"] for d in ("cpu", "cuda"))

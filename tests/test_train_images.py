@@ -3,9 +3,10 @@
 import pytest
 import torch
 from test_data_images import accept, build
+from test_train import on_gpu, steps_without_waiting
 
 from dmlstudy import feeds, train
-from dmlstudy.core import make_run
+from dmlstudy.core import generator, make_run
 from dmlstudy.data.images import load_images, prepare
 
 BIRDS = {
@@ -45,7 +46,6 @@ def test_workers_change_nothing_and_a_stopped_run_goes_on(birds, tmp_path, pixel
             raise KeyboardInterrupt
 
     folder = tmp_path / "run"
-    folder.mkdir()
     with pytest.raises(KeyboardInterrupt):
         train.fit(run, device="cpu", folder=folder, workers=0, report=stop, checkpoint_every=0)
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["state"]["step"] == 1
@@ -106,3 +106,78 @@ def test_a_missing_data_set_says_where_it_was_looked_for(tmp_path, monkeypatch):
     feeds._data.cache_clear()
     with pytest.raises(FileNotFoundError, match="sop"):
         train.fit(make_run(BIRDS, dataset="sop"), device="cpu")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("pixels", ["files", "device"])
+def test_a_memory_bank_is_asked_when_an_epoch_is_over(birds, pixels, workers):
+    class Planned:  # as the samplers that look at embeddings
+        bank, done = object(), 0
+
+        def __len__(self):
+            return 3
+
+        def batch(self, epoch, i):
+            assert self.done >= 3 * epoch, f"batch {i} of epoch {epoch} was drawn after {self.done} steps"
+            return torch.tensor([epoch, i])
+
+    if pixels == "device":
+        prepare("cub200", decoded=True)
+    run, sampler = make_run(BIRDS, pixels=pixels), Planned()
+    feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"), workers)
+    seen = []
+    for step, (indices, _, _) in enumerate(feed.stream(sampler, 1, 8), 1):
+        seen.append(indices.tolist())
+        sampler.done = step + 1
+    assert seen == [[step // 3, step % 3] for step in range(1, 8)]
+
+
+def test_dropout_draws_by_seed_and_step(birds):
+    run, cpu = make_run(BIRDS, model="googlenet", freeze_bn=False), torch.device("cpu")
+    feed = feeds.feed_of(run, feeds.splits_of(run), cpu)
+    network = train.start(run, feed, cpu).network
+    x, before = torch.randn(2, 3, 64, 64, generator=generator(0, "x")), torch.get_rng_state()
+    with torch.no_grad():
+        first, other, again = (network(x, step) for step in (1, 2, 1))
+        network.model.eval()
+        one, two = (network(x, step) for step in (1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other) and torch.equal(one, two)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("pixels", ["files", "device"])
+def test_a_gpu_computes_what_the_cpu_computes(birds, pixels):
+    if pixels == "device":
+        prepare("cub200", decoded=True)
+    run = make_run(BIRDS, pixels=pixels)
+    cpu, gpu = (train.fit(run, device=device, workers=2) for device in ("cpu", "cuda"))
+    assert gpu["terms"]["loss"] == pytest.approx(cpu["terms"]["loss"], rel=0.02)
+    assert gpu["curves"]["test"]["step"] == [0, 1, 2]
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("model", ["resnet50", "bninception"])
+def test_the_fast_way_on_a_gpu(birds, model):
+    prepare("cub200", decoded=True)
+    fields = BIRDS | {"model": model, "pixels": "device"}
+    plain = train.fit(make_run(fields), device="cuda", workers=2)
+    fast = make_run(fields, precision="bf16", channels_last=True, compile=True)
+    fast = train.fit(fast, device="cuda", workers=2)
+    assert fast["terms"]["loss"] == pytest.approx(plain["terms"]["loss"], rel=0.1)
+    assert fast["curves"]["test"]["norm_mean"][0] == pytest.approx(plain["curves"]["test"]["norm_mean"][0], rel=0.05)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("fields", [{}, {"pixels": "device"}, {"model": "googlenet"}, {"precision": "bf16"}], ids=str)
+def test_a_step_on_images_does_not_wait_for_the_gpu(birds, fields):
+    prepare("cub200", decoded=True)
+    run, device = make_run(BIRDS | fields, method="Margin (D, beta=1.2)", steps=40), torch.device("cuda")
+    feed = feeds.feed_of(run, feeds.splits_of(run), device, workers=2)
+    state, sampler = train.start(run, feed, device), train.sampler_of(run, feed.labels["train"].cpu())
+    batches = feed.stream(sampler, 0, run.steps)
+    train.train_steps(state, batches, sampler, 3)
+    steps_without_waiting(state, batches, sampler)

@@ -123,7 +123,8 @@ class Scaling:
         self,
         x: Tensor,  # (..., 3, H, W), RGB in [0, 1]
     ) -> Tensor:  # the same shape
-        mean, std = (x.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
+        mean, std = (torch.tensor(v, dtype=x.dtype)[:, None, None] for v in (self.mean, self.std))
+        mean, std = (v.to(x.device, non_blocking=True) for v in (mean, std))  # a GPU is not waited for
         x = (x - mean) / std
         return x.flip(-3) if self.bgr else x
 

@@ -267,7 +267,14 @@ def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
         return _bninception_weights(weights)
     known = dict(torchvision.models.get_model_weights(name).__members__)
     chosen = lookup(f"set of weights of {name}", "IMAGENET1K_V1" if weights == "imagenet" else weights, known)
-    return chosen.get_state_dict(progress=False, check_hash=True)
+    try:
+        return chosen.get_state_dict(progress=False, check_hash=True)
+    except OSError as error:
+        place = Path(torch.hub.get_dir()) / "checkpoints"
+        raise OSError(
+            f"the weights {chosen} could not be fetched from {chosen.url} ({error}): put the file into {place}, "
+            "or give its path as weights."
+        ) from error
 
 # %% ../../nbs/30_models.backbones.ipynb #dead0e97
 def make_backbone(
