@@ -190,7 +190,7 @@ def report(args: argparse.Namespace) -> int:  # exit status
     print(write_report(args.profile))
     return 0
 
-# %% ../nbs/98_cli.ipynb #12daaf42
+# %% ../nbs/98_cli.ipynb #aa1e5d1e
 def list_all(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
     from dmlstudy.core import role
@@ -227,9 +227,8 @@ def prepared(
         print(*(f"  {kind.upper()} {done[kind]}" for kind in ("md5", "sha256")), sep="\n")
     print(place := find(name, args.root))
     if place and (args.decoded or not archives):
-        print(
-            f"  decoded to {prepare(name, args.root, decoded=True).get('decoded', 'nothing: its images are held in memory')}"
-        )
+        copy = prepare(name, args.root, decoded=True).get("decoded")
+        print(f"  decoded to {copy}" if copy else "  its images are held in memory: there is nothing to decode")
     return bool(place)
 
 

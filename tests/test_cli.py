@@ -128,7 +128,7 @@ def test_data_prepare_unpacks_what_it_is_given(call, tmp_path):
     status, _, complaint = call(*words)
     assert status == 2 and "the official file has 97eceeb196236b17998738112f37df78" in complaint
     status, told, _ = call(*words, "--any-checksum", "--decoded")
-    assert status == 0 and "15 files; " in told and "not the official file" in told and "SHA-256" in told
+    assert status == 0 and "15 files; " in told and "not the official file" in told and "SHA256" in told
     assert (tmp_path / "root/cub200/CUB_200_2011/decoded_256.json").is_file()
     status, _, complaint = call("data", "check", "cub200", "--archive", "x.tgz")
     assert status == 2 and "--archive and --download go with" in complaint
