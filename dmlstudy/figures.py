@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .core import ROLES, role
-from .records import selected, summary
+from .records import SELECTIONS, selected, summary
 from .tables import NAMES
 
 # %% ../nbs/94_figures.ipynb #f75858eb
@@ -112,10 +112,11 @@ def against(
 # %% ../nbs/94_figures.ipynb #48178f31
 def spectrum_of(
     record: Mapping,
-    selection: str = "validation",  # rule of the epoch
+    selection: str = "",  # rule of the epoch; empty: the first that applies
 ) -> np.ndarray | None:  # (D,), sums to 1; None where the rule does not apply
     "The singular-value spectrum of the training embeddings of a run"
-    chosen, train = selected(record, selection), record["curves"]["train"]
+    rules, train = [selection] if selection else SELECTIONS, record["curves"]["train"]
+    chosen = next((found for rule in rules if (found := selected(record, rule))), {})
     return np.array(train["spectrum"][train["step"].index(chosen["step"])]) if chosen else None
 
 
@@ -123,7 +124,7 @@ def spectra(
     ax,
     records: Sequence[Mapping],
     lines: Mapping[str, tuple[str, str]],  # method -> colour, label
-    selection: str = "validation",
+    selection: str = "",  # rule of the epoch; empty: the first that applies
 ) -> None:
     "Mean spectrum of each method, with its range over seeds"
     for method, (colour, label) in lines.items():
@@ -141,9 +142,10 @@ def by_method(
     results: pd.DataFrame,  # as from `tidy`
     dataset: str,
     metric: str,
-    selection: str = "validation",
+    selection: str = "",  # rule of the epoch; empty: the first that the results have
 ) -> pd.DataFrame:  # index method; mean, std
     "Mean and standard deviation over seeds of one metric on one data set"
+    selection = selection or next((rule for rule in SELECTIONS if (results["selection"] == rule).any()), "last")
     chosen = results[
         (results["dataset"] == dataset) & (results["metric"] == metric) & (results["selection"] == selection)
     ]
