@@ -494,7 +494,7 @@ def _note_killed(runs: Iterable[Run], batch: str) -> int:
             note(run, "killed", error="the process that trained it died (killed, or out of memory)", batch=batch)
     return lost
 
-# %% ../nbs/96_batch.ipynb #1c349a8c
+# %% ../nbs/96_batch.ipynb #a1299143
 START_UP = 6.0  # seconds, of a kernel, torch and a data set
 
 
@@ -511,7 +511,8 @@ def typical(
 
     def seconds(run: Run) -> float:
         exact, like, same = _kinds(asdict(run))
-        step = middle.get(same, 0.1 if run.train_stem else 0.004)
+        small = run.model == "convnet"  # others: about a GPU's time in 32 bits, and a minute an evaluation
+        step = middle.get(same, (0.1 if run.train_stem else 0.004) if small else 0.3 + 60 / run.eval_every)
         return middle.get(exact, middle.get(like, 2.0 + step * run.steps))
 
     return seconds

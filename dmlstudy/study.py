@@ -320,7 +320,7 @@ def search_runs(
         for fold in SEARCH_FOLDS
     ]
 
-# %% ../nbs/91_study.ipynb #a8d5ef9a
+# %% ../nbs/91_study.ipynb #3c3702ea
 _SEARCHED = ("lr", "p_switch", "eta")
 
 
@@ -333,7 +333,8 @@ def scores(
         values = selected(record, "validation")
         score = (values["validation/recall@1"] + values["validation/map@r"]) / 2
         rows.append({name: record["run"][name] for name in ("dataset", "method", *_SEARCHED)} | {"score": score})
-    groups = pd.DataFrame(rows).groupby(["dataset", "method", *_SEARCHED], sort=False)["score"]
+    table = pd.DataFrame(rows, columns=["dataset", "method", *_SEARCHED, "score"])
+    groups = table.groupby(["dataset", "method", *_SEARCHED], sort=False)["score"]
     return groups.agg(score="mean", folds="count").reset_index()
 
 

@@ -7,10 +7,9 @@ __all__ = ['OPTIMIZERS', 'RECALLS', 'NORMS', 'BROKEN', 'precision', 'Network', '
            'milestone_steps', 'metrics_of', 'measure', 'git_commit', 'device_name', 'NonFiniteLoss', 'State', 'start',
            'sampler_of', 'Pace', 'train_steps', 'threads', 'fit']
 
-# %% ../nbs/80_train.ipynb #12afd76c
+# %% ../nbs/80_train.ipynb #dfd4ff28
 import functools
 import hashlib
-import os
 import pickle
 import subprocess
 import time
@@ -26,7 +25,7 @@ from tqdm.auto import tqdm
 from .core import Run, generator, lookup, root, versions
 from .data.images import verify
 from .data.splits import Split
-from .feeds import Feed, FileFeed, feed_of, in_pieces, splits_of
+from .feeds import Feed, FileFeed, default_workers, feed_of, in_pieces, lenient, splits_of
 from .metrics import evaluate
 from .metrics.space import spectrum
 from .models import EmbeddingNet, make_model
@@ -34,7 +33,7 @@ from .objectives import METHODS, Objective, make_objective
 from .samplers import SAMPLERS, make_sampler
 from .samplers.embedded import EmbeddedSampler
 
-# %% ../nbs/80_train.ipynb #95aa1660
+# %% ../nbs/80_train.ipynb #6e321dea
 @contextmanager
 def precision(
     name: str,  # float32, tf32 or bf16
@@ -77,7 +76,7 @@ class Network:
             self.format = torch.channels_last
             model.to(memory_format=self.format)
         call = model.embed_stem if stem else model
-        self.call = torch.compile(call) if run.compile else call
+        self.call = torch.compile(call, dynamic=False) if run.compile else call
 
     def __call__(
         self,
@@ -483,15 +482,15 @@ def _train(
         pace.measured(measured, time.perf_counter() - asked)
         evaluated(until, measured)
 
-# %% ../nbs/80_train.ipynb #734817d3
+# %% ../nbs/80_train.ipynb #2c709ba6
 def fit(
     run: Run,
     device: torch.device | str | None = None,  # None: a GPU if there is one
     folder: str | Path | None = None,  # for checkpoints, and weights at the end; None: nothing is written
     report: Callable[[int, dict], None] | None = None,  # called with the step and the measured values
     checkpoint_every: float = 60.0,  # seconds between checkpoints
-    workers: int | None = None,  # processes that decode images on disk; None: one a core, at most 8
-    skip_unreadable: bool = False,  # leave out images that cannot be decoded; False: refuse to begin
+    workers: int | None = None,  # processes that decode images on disk; None: a GPU's share of the cores, at most 8
+    skip_unreadable: bool | None = None,  # leave out images that cannot be decoded, or refuse to begin; None: `lenient`
     progress: bool = False,  # show a bar with images a second, loss terms and recall@1
     tell: Callable[[dict], None] | None = None,  # called every few seconds with what `Pace` tells
 ) -> dict:  # the record
@@ -501,9 +500,12 @@ def fit(
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
     with threads(1 if device.type == "cpu" and run.model == "convnet" else None), precision("float32"):
-        splits, skipped = _readable(splits_of(run), skip_unreadable)
-        feed = feed_of(run, splits, device, min(os.cpu_count() or 1, 8) if workers is None else workers)
+        splits, workers = splits_of(run), default_workers() if workers is None else workers
+        feed = feed_of(run, splits, device, workers)
         state, curves, terms = start(run, feed, device), {}, {"step": []}
+        skip = lenient("skip_unreadable") if skip_unreadable is None else skip_unreadable
+        splits, skipped = _readable(splits, skip)  # takes minutes, so what fails at once comes before
+        feed = feed_of(run, splits, device, workers) if skipped else feed
         file = folder / "checkpoint.pt" if folder else None
         sampler = sampler_of(run, feed.labels["train"].cpu()) if state.objective else None
         if file and file.exists():
@@ -538,4 +540,5 @@ def fit(
         for left in ("checkpoint.pt", BROKEN):
             (folder / left).unlink(missing_ok=True)
     made |= {"skipped_images": skipped} if skipped else {}
+    made |= {"any_counts": True} if lenient("any_counts") else {}
     return {"key": run.key(), "run": asdict(run), "curves": curves, "terms": terms, "made": made}

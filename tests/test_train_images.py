@@ -16,15 +16,21 @@ BIRDS = {
 
 
 @pytest.fixture
-def birds(tmp_path, monkeypatch):
-    """A miniature CUB200-2011 where the library looks for it."""
+def place(tmp_path, monkeypatch):
+    """Where the library looks for data sets."""
     monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "data"))
-    build("cub200", "class folders in images", tmp_path / "data")
-    accept(monkeypatch, "cub200", load_images("cub200", tmp_path / "data", strict=False))
     feeds._data.cache_clear()
     yield tmp_path / "data"
     feeds._data.cache_clear()
+
+
+@pytest.fixture
+def birds(place, monkeypatch):
+    """A miniature CUB200-2011 where the library looks for it."""
+    build("cub200", "class folders in images", place)
+    accept(monkeypatch, "cub200", load_images("cub200", place, strict=False))
+    return place
 
 
 def content(record: dict) -> dict:
@@ -69,6 +75,42 @@ def test_networks_samplers_and_precisions(birds, model, sampler, precision):
     }
     record = train.fit(make_run(fields), device="cpu", workers=0)
     assert record["curves"]["test"]["step"] == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "part"),
+    [
+        ("inshop", "list and images", "recall@10"),
+        ("sop", "official lists", "recall@1000"),
+        ("cars196", "official halves", "nmi"),
+    ],
+)
+def test_every_set_is_checked_trained_measured_and_recorded(place, monkeypatch, name, layout, part):
+    build(name, layout, place)
+    run = make_run(BIRDS, dataset=name)
+    with pytest.raises(ValueError, match="--any-counts, takes it all the same"):
+        train.fit(run, device="cpu", workers=0)
+    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
+    record = train.fit(run, device="cpu", workers=0)
+    test = record["curves"]["test"]
+    assert test["step"] == [0, 1, 2] and all(0 <= value <= 1 for value in test[part])
+    assert test["norm_mean"][0] != test["norm_mean"][2] and record["made"]["any_counts"] is True
+
+
+def test_images_are_skipped_when_the_environment_says_so(birds, monkeypatch):
+    broken = next(birds.rglob("*Owl_1.jpg"))
+    broken.write_bytes(broken.read_bytes()[:300])
+    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
+    assert train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0)["made"]["skipped_images"] == 1
+    with pytest.raises(ValueError, match="--skip-unreadable"):
+        train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0, skip_unreadable=False)
+
+
+def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
+    monkeypatch.setattr(train, "verify", lambda *_: pytest.fail("images were read first"))
+    with pytest.raises(FileNotFoundError, match="There is no weight file"):
+        train.fit(make_run(BIRDS, weights="no/such/file.pth"), device="cpu", workers=0)
 
 
 def test_a_decoded_copy_is_asked_for_by_name(birds):

@@ -409,7 +409,7 @@ def find(
                 return Place(name, base, layout, here, tuple(looked))
     return Place(name, base, looked=tuple(looked))
 
-# %% ../../nbs/11_data.images.ipynb #bed78f01
+# %% ../../nbs/11_data.images.ipynb #fc108a5f
 def load_images(
     name: str,  # cub200, cars196, sop or inshop
     folder: str | Path | None = None,  # the root to search below; None: data_dir()
@@ -444,7 +444,7 @@ def count(
 def _counted(data: Data, place: Place, strict: bool) -> Data:
     wrong = [line for right, line in count(data).values() if not right]
     if strict and wrong:
-        raise ValueError(f"{place}, but {'; '.join(wrong)}. strict=False takes it all the same.")
+        raise ValueError(f"{place}, but {'; '.join(wrong)}. strict=False, or --any-counts, takes it all the same.")
     return data
 
 # %% ../../nbs/11_data.images.ipynb #b17b5d81
@@ -511,7 +511,7 @@ def fingerprint(
             digest.update(f"{path}\0absent\n".encode())
     return digest.hexdigest()
 
-# %% ../../nbs/11_data.images.ipynb #5bbeef0c
+# %% ../../nbs/11_data.images.ipynb #468bae28
 def write_atomically(
     path: Path,  # the file; its folder is made
     content: str | bytes,  # the whole content
@@ -539,7 +539,8 @@ def verify(
         bad = unreadable(split.images, workers)
         write_atomically(known, json.dumps(bad))
     if bad and not skip:
-        raise ValueError(f"{_listed(split.images, bad)}. Replace them, or ask to skip them.")
+        left_out = "leave them out: skip_unreadable=True, or --skip-unreadable"
+        raise ValueError(f"{_listed(split.images, bad)}. Replace them, or {left_out}.")
     good = torch.tensor([i for i in range(len(split)) if i not in bad], dtype=torch.int64)
     return (_part(split, good), len(bad)) if bad else (split, 0)
 
