@@ -694,7 +694,7 @@ def label(
 
 test_clock = [clock(s) for s in (3, 75, 3600 * 3 + 7 * 60)]
 
-# %% ../nbs/96_batch.ipynb #0add9f9a
+# %% ../nbs/96_batch.ipynb #c46ed677
 class Progress:
     "What a batch tells while it runs"
 
@@ -766,7 +766,7 @@ class Progress:
             print(f"\x1b[{self.lines}A\x1b[J", end="", flush=True)
             self.lines = 0
 
-
+# %% ../nbs/96_batch.ipynb #3826f5df
 def _standing(run: Run) -> str:
     try:
         told = json.loads((run_folder(run) / "progress.json").read_text())

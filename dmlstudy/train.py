@@ -125,11 +125,11 @@ def embed(
     model.train(training)
     return f
 
-# %% ../nbs/80_train.ipynb #0bcfaeba
+# %% ../nbs/80_train.ipynb #b25ff1a1
 OPTIMIZERS = {
     "adam": lambda groups, device: torch.optim.Adam(groups, fused=device.type in ("cpu", "cuda")),
     "adamw": lambda groups, device: torch.optim.AdamW(groups, fused=device.type in ("cpu", "cuda")),
-    "sgd": lambda groups, device: torch.optim.SGD(groups, lr=1e-3, momentum=0.9),
+    "sgd": lambda groups, device: torch.optim.SGD(groups, lr=1e-3, momentum=0.9, fused=device.type in ("cpu", "cuda")),
 }
 
 
@@ -345,7 +345,7 @@ class Pace:
         self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
         self.since += seconds
 
-# %% ../nbs/80_train.ipynb #82bb61c0
+# %% ../nbs/80_train.ipynb #e804f469
 def train_steps(
     state: State,
     batches: Iterator,  # of indices, inputs and labels, from the state's step on
@@ -367,7 +367,7 @@ def train_steps(
         finite = total.detach().isfinite()
         good = finite if good is None else good & finite
         recent.append((good, step, indices, terms))
-        if (patience := _patience(f.device)) > 1:  # from a bad loss on a fused optimiser changes nothing
+        if (patience := _patience(state.optimizer, f.device)) > 1:  # from a bad loss on nothing changes
             state.optimizer.found_inf = (~good).float()
         if step + 1 == until or step % patience == patience - 1:
             if not good:
@@ -388,9 +388,9 @@ def train_steps(
     return {name: round(float(total) / max(until - from_step, 1), 6) for name, total in sums.items()}
 
 
-def _patience(device: torch.device) -> int:
-    "Steps between looks at whether the loss is a number: a look at a GPU waits for it"
-    return 1 if device.type == "cpu" else 50
+def _patience(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    "Steps between looks at whether the loss is a number: a look at a GPU waits, and a fused optimiser can skip steps"
+    return 1 if device.type == "cpu" or not optimizer.defaults.get("fused") else 50
 
 
 def _complaint(run: Run, step: int, indices: Tensor, terms: Mapping[str, Tensor]) -> str:

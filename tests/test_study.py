@@ -96,7 +96,7 @@ def test_records_look_like_learning():
 
 def test_experiments_split_by_method():
     assert [r.method for r in runs_of("objectives", "smoke", "glyphs_fine", 0, "SHT; Softmax")] == ["SHT", "Softmax"]
-    assert len(trials("glyphs", "glyphs_fine", "Softmax")) == 4
+    assert len(trials("glyphs", "glyphs_fine", "Softmax")) == 5
     assert trials("glyphs", "glyphs_fine", "ImageNet") == []
 
 

@@ -182,7 +182,7 @@ def test_a_late_look_finds_the_step_that_broke(tmp_path, monkeypatch, method):
     run = make_run(TINY, dataset="glyphs_fine", method=method, steps=50, eval_every=50, lr=1e18, loss_lr=1e18)
     told = []
     for patience in (1, 50):  # a GPU is asked now and then only
-        monkeypatch.setattr(train, "_patience", lambda device, patience=patience: patience)
+        monkeypatch.setattr(train, "_patience", lambda *given, patience=patience: patience)
         with pytest.raises(train.NonFiniteLoss) as error:
             fit(run, device="cpu", folder=tmp_path / str(patience))
         told.append(str(error.value).partition(". The state")[0])

@@ -1,0 +1,234 @@
+"""On a device that is not the CPU: values, devices, waits. test_far_device.py runs these checks in a process apart."""
+
+import json
+
+import far_device
+import numpy as np
+import pytest
+import torch
+from edge_batches import CLASSES, DIM, FINITE
+from far_device import FAR, Far, Mixed, Wait
+from test_data_images import accept, build
+
+from dmlstudy import feeds, train
+from dmlstudy.core import generator, make_run
+from dmlstudy.data.images import load_images, prepare
+from dmlstudy.feeds import feed_of, splits_of
+from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.metrics import evaluate
+from dmlstudy.miners import make_miner
+from dmlstudy.objectives import METHODS, make_objective
+from dmlstudy.regularizers import REGULARIZERS, ManifoldMixup, balance_gradients, make_regularizer
+
+TINY = {"dataset": "glyphs_many", "steps": 4, "eval_every": 2, "images_per_class": 4}
+BIRDS = {
+    "dataset": "cub200", "fold": -1, "model": "resnet50", "weights": "none", "embed_dim": 8, "method": "Triplet (R)",
+    "batch_size": 4, "steps": 2, "eval_every": 1, "lr": 1e-4,
+}  # fmt: skip
+
+
+@pytest.fixture
+def far():
+    with far_device.far_away() as device:
+        device.waits.clear()
+        yield device
+
+
+def test_the_device_is_as_strict_as_a_gpu(far):
+    f, rows = torch.randn(4, 3, device=FAR), torch.zeros(2, dtype=torch.int64)
+    assert isinstance(f, Far) and f.device == FAR and (f + 1 > f).all().device == FAR
+    for mixed in (
+        lambda: f + torch.ones(4, 3),
+        lambda: f @ torch.ones(3, 2),
+        lambda: torch.rand(3, device=FAR, generator=torch.Generator()),
+        lambda: torch.rand(3, generator=torch.Generator(FAR)),
+    ):
+        with pytest.raises(Mixed):
+            mixed()
+    with pytest.raises(RuntimeError, match="numpy"):
+        f.numpy()
+    for wait in (
+        lambda: f.sum().item(),
+        lambda: bool(f.any()),
+        lambda: f[f > 0],
+        lambda: f.nonzero(),
+        lambda: f.unique(),
+        lambda: f.tolist(),
+        lambda: f.cpu(),
+        lambda: f[rows],
+        lambda: rows.to(FAR),
+        lambda: torch.tensor([1.0], device=FAR),
+        lambda: rows.to(FAR, non_blocking=True).bincount(),
+    ):
+        with far.no_waits(), pytest.raises(Wait):
+            wait()
+    with far.no_waits():
+        rows.to(FAR, non_blocking=True), torch.zeros(3, device=FAR).cumsum(0), torch.arange(3, device=FAR) * 2.0
+
+
+def by_cpu(make, f, labels):
+    """Value and gradient."""
+    x = f.clone().requires_grad_()
+    value = make()(x, labels, generator(0, "tuples"))[0]
+    value.backward()
+    return value.detach(), x.grad
+
+
+@pytest.mark.parametrize("variant", ["corrected", "published"])
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.loss])
+def test_methods(far, method, variant):
+    """The CPU's value and gradient; and no wait where the whole batch is used, or tuples drawn by distance."""
+    make = lambda: make_objective(method, "cub200", 10, 16, variant)
+    f, labels = torch.randn(24, 16, generator=generator(1)), torch.arange(8).repeat_interleave(3)
+    value, gradient = by_cpu(make, f, labels)
+    objective, x, y = make().to(FAR), f.to(FAR).requires_grad_(), labels.to(FAR)
+    far.strict = METHODS[method].miner in (None, "distance")
+    total, terms = objective(x, y, generator(0, "tuples", device=FAR))
+    total.backward()
+    far.strict = False
+    assert total.device == x.grad.device == FAR and all(term.device == FAR for term in terms.values())
+    torch.testing.assert_close(total.detach().cpu(), value)
+    torch.testing.assert_close(x.grad.cpu(), gradient)
+
+
+@pytest.mark.parametrize("batch", FINITE)
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_on_odd_batches(far, name, batch):
+    f, labels = FINITE[batch]
+    make = lambda: make_loss(name, CLASSES, DIM)
+    try:
+        value = make()(f, labels)
+    except ValueError as error:
+        with pytest.raises(ValueError, match="^" + str(error)[:12]):
+            make().to(FAR)(f.to(FAR), labels.to(FAR))
+        return
+    loss, x, y = make().to(FAR), f.to(FAR).requires_grad_(), labels.to(FAR)
+    with far.no_waits():
+        there = loss(x, y)
+        there.backward()
+    torch.testing.assert_close(there.detach().cpu(), value.detach(), equal_nan=False)
+
+
+@pytest.mark.parametrize("name", ["random", "semihard", "softhard", "distance", "rho_distance", "all"])
+def test_miners(far, name):
+    f, labels = torch.randn(24, 8, generator=generator(2)), torch.arange(24) // 3
+    made = make_miner(name)(f, labels, generator(3))
+    for rng in (generator(3, device=FAR), generator(3)):  # on either device
+        there = make_miner(name)(f.to(FAR), labels.to(FAR), rng)
+        assert all(part.device == FAR for part in there)
+        assert [part.tolist() for part in there] == [part.tolist() for part in made]
+
+
+@pytest.mark.parametrize("name", sorted({*REGULARIZERS} - {"ring"}))  # ring sets its parameter's data, unseen here
+def test_regularizers(far, name):
+    f, regularizer = torch.randn(12, 8, generator=generator(4)), make_regularizer(name).to(FAR)
+    values, x = [make_regularizer(name)(f)], f.to(FAR).requires_grad_()
+    with far.no_waits():
+        for _ in range(2):
+            values.append(regularizer(x))
+            (values[-1] + balance_gradients(x).sum()).backward()
+            ManifoldMixup().draw(x)(x)
+    torch.testing.assert_close(values[1].detach().cpu(), values[0])
+
+
+@pytest.mark.parametrize("given", [{}, {"gallery": True}, {"normalize": False}, {"budget": 2**20}], ids=str)
+def test_metrics(far, given):
+    f, labels = torch.randn(400, 16, generator=generator(5)), torch.arange(400) % 37
+    f = (f * 4).round() / 4  # ties
+    if given.pop("gallery", False):
+        given = {**given, "f_gallery": f[:300] + 0.25, "labels_gallery": labels[:300]}
+    there = {k: v.to(FAR) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    near, far_ = evaluate(f, labels, **given), evaluate(f.to(FAR), labels.to(FAR), **there)
+    assert near.keys() == far_.keys()
+    for name, value in near.items():
+        assert far_[name] == pytest.approx(value, rel=1e-4, nan_ok=True), name
+
+
+def same(there: dict, near: dict) -> None:
+    """Equal terms and curves, but for the order of sums."""
+    for part in ("train", "validation", "test"):
+        for name, values in near["curves"].get(part, {}).items():
+            one, other = np.array(there["curves"][part][name], float), np.array(values, float)
+            np.testing.assert_allclose(one, other, rtol=0.02, atol=0.02, err_msg=f"{part} {name}")
+    assert there["terms"].keys() == near["terms"].keys()
+    assert there["terms"]["total"] == pytest.approx(near["terms"]["total"], rel=1e-3)
+
+
+@pytest.mark.parametrize("sampler", ["gc", "frd", "d2"])  # with a memory bank
+def test_runs(far, sampler):
+    run = make_run(TINY, method="Margin (D, beta=1.2)", sampler=sampler)
+    there = train.fit(run, device="far")
+    assert there["made"]["device"] == "far"
+    same(there, train.fit(run, device="cpu"))
+
+
+@pytest.mark.parametrize("fields", [{"train_stem": True}, {"method": "Softmax"}, {"optimizer": "sgd"}], ids=str)
+def test_kinds_of_runs(far, fields):
+    run = make_run(TINY, **fields)
+    same(train.fit(run, device="far"), train.fit(run, device="cpu"))
+
+
+@pytest.mark.parametrize("sampler", ["gc"])
+def test_a_stopped_run_goes_on(far, tmp_path, sampler):
+    run = make_run(TINY, dataset="glyphs_fine", eval_every=1, sampler=sampler, images_per_class=10)
+
+    def stop(step, measured):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(run, device="far", folder=tmp_path / "run", report=stop, checkpoint_every=0)
+    again, whole = train.fit(run, device="far", folder=tmp_path / "run"), train.fit(run, device="far")
+    assert json.dumps([again["curves"], again["terms"]]) == json.dumps([whole["curves"], whole["terms"]])
+
+
+@pytest.fixture
+def birds(tmp_path, monkeypatch):
+    """A miniature CUB200-2011 with its decoded copy, where the library looks for it."""
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "data"))
+    feeds._data.cache_clear()
+    build("cub200", "class folders in images", tmp_path / "data")
+    accept(monkeypatch, "cub200", load_images("cub200", tmp_path / "data", strict=False))
+    prepare("cub200", decoded=True)
+    yield
+    feeds._data.cache_clear()
+
+
+@pytest.mark.parametrize("pixels", ["files", "device"])
+def test_runs_on_images(birds, far, pixels):
+    run = make_run(BIRDS, pixels=pixels, steps=1)
+    there, near = (train.fit(run, device=device, workers=0) for device in ("far", "cpu"))
+    assert there["terms"]["total"] == pytest.approx(near["terms"]["total"], rel=1e-3)
+
+
+STEPS = [
+    {},
+    {"train_stem": True},
+    {"method": "Softmax"},
+    {"method": "SHT + SEC", "optimizer": "sgd"},
+    {**BIRDS, "pixels": "files"},
+    {**BIRDS, "pixels": "device", "precision": "bf16", "channels_last": True},
+    {**BIRDS, "model": "bninception"},
+    {**BIRDS, "model": "googlenet"},
+]
+
+
+@pytest.mark.parametrize("fields", STEPS, ids=str)
+def test_steps_do_not_wait(birds, far, monkeypatch, fields):
+    """Data, network, miner, loss and optimiser; but for miners that say so."""
+    for name in train.OPTIMIZERS:  # fused, as on a GPU
+        make = train.OPTIMIZERS[name]
+        monkeypatch.setitem(train.OPTIMIZERS, name, lambda groups, _, make=make: make(groups, torch.device("cuda")))
+    fields = {**TINY, "method": "Margin (D, beta=1.2)", **fields, "steps": 40}
+    run = make_run(fields, method="Margin (D, beta=1.2)") if fields["method"] == "Triplet (R)" else make_run(fields)
+    feed = feed_of(run, splits_of(run), FAR)
+    state, sampler = train.start(run, feed, FAR), train.sampler_of(run, feed.labels["train"].cpu())
+    batches = feed.stream(sampler, 0, run.steps)
+    train.train_steps(state, batches, sampler, 3)
+    far.waits.clear()
+    with pytest.raises(StopIteration):
+        train.train_steps(state, (next(batches) for _ in range(3)), sampler, run.steps)
+    assert state.step == 6
+    waits = [wait for wait in far.waits if not (run.method.startswith("SHT") and "nonzero" in wait)]
+    assert not waits
