@@ -6,11 +6,12 @@
 __all__ = ['REGULARIZERS', 'mean', 'Regularizer', 'SEC', 'L2Norm', 'Ring', 'BalancedGradient', 'balance_gradients', 'draw_beta',
            'Mix', 'ManifoldMixup', 'make_regularizer']
 
-# %% ../nbs/60_regularizers.ipynb #139b42bd
+# %% ../nbs/60_regularizers.ipynb #4ee98796
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ class Regularizer(nn.Module):
         own = list(self.parameters())
         return [{"params": own, "lr": base_lr, "weight_decay": 0.0}] if own else []
 
-# %% ../nbs/60_regularizers.ipynb #d41cc29c
+# %% ../nbs/60_regularizers.ipynb #31b741c8
 class SEC(Regularizer):
     "Mean squared deviation of the norms from their mean, or from the running mean"
 
@@ -81,7 +82,7 @@ class SEC(Regularizer):
         now, before = mean(norms.detach()), self.mu.to(norms, non_blocking=True)
         mu = torch.where(before.isnan(), now, before + self.momentum * (now - before)) if self.momentum < 1 else now
         if self.training and len(norms):
-            self.mu = mu
+            self.mu = torch.where(now.isfinite(), mu, before)
         elif self.momentum < 1:
             mu = torch.where(before.isnan(), now, before)
         return mean((norms - mu).square())
@@ -187,7 +188,15 @@ class Mix:
         "The two weighted label sets"
         return [(self.lam, labels), (1 - self.lam, labels[self.partner.to(labels.device)])]
 
-# %% ../nbs/60_regularizers.ipynb #7929c710
+# %% ../nbs/60_regularizers.ipynb #a66fe276
+def _first(change: Callable, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    "Change the input of a module, however it was handed in"
+    if args:
+        return (change(args[0]), *args[1:]), kwargs
+    name = next(iter(kwargs))
+    return args, {**kwargs, name: change(kwargs[name])}
+
+
 class ManifoldMixup:
     "Mixes hidden states of a network at a random place"
 
@@ -230,7 +239,7 @@ class ManifoldMixup:
             return mix(h) if len(passes) == 1 else h
 
         if mix.location == "input":
-            handle = model.register_forward_pre_hook(lambda _, args: (once(args[0]), *args[1:]))
+            handle = model.register_forward_pre_hook(partial(_first, once), with_kwargs=True)
         else:
             place = model.get_submodule(mix.location)
             handle = place.register_forward_hook(lambda _, args, out: once(out))

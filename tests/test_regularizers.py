@@ -352,3 +352,27 @@ def test_no_wait_on_a_gpu(name):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert abs(reg(f).item() / make_regularizer(name)(f.detach().cpu()).item() - 1) < 1e-4
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_sec_forgets_a_batch_that_is_not_finite(bad):
+    f, reg, clean = torch.randn(6, 4, generator=generator(7)), make_regularizer("sec", momentum=0.3), []
+    for batch in (f, f * bad, 2 * f):
+        clean.append(reg(batch).isfinite().item())
+    other = make_regularizer("sec", momentum=0.3)
+    other(f), other(2 * f)
+    assert clean == [True, False, True] and torch.equal(reg.mu, other.mu)
+
+
+def test_mixing_an_input_given_by_name():
+    class Named(nn.Module):
+        def forward(self, x, scale=1.0):
+            return scale * x
+
+    model, x, labels = Named(), torch.randn(6, 3, generator=generator(8)), torch.arange(6) // 2
+    mixup = ManifoldMixup("input", seed=3)
+    mixed = []
+    for call in (lambda: model(x, scale=2.0), lambda: model(x=x, scale=2.0)):
+        with mixup.hook(model, labels, generator(9)):
+            mixed.append(call())
+    assert torch.equal(*mixed) and not torch.equal(mixed[0], 2 * x)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..core import lookup
 from ..distances import as_float, check_batch, check_triplets, safe_sqrt, unit
 
-# %% ../../nbs/49_losses.base.ipynb #2226321e
+# %% ../../nbs/49_losses.base.ipynb #14ce76bb
 VARIANTS = ("corrected", "published")
 
 
@@ -23,6 +23,7 @@ class Loss(nn.Module):
     "Base of all losses: `loss(f, labels, triplets=None)` is a scalar of at least 32 bits, connected to the graph"
 
     uses = "batch"  # or "triplets"
+    needs_triplets = False  # cannot do without them
     needs: tuple = ()  # among "n_classes", "dim"
     normalizes = True  # projects f on the unit sphere itself
     lr: float | None = None  # learning rate of its own parameters; None: lr_factor times the network's

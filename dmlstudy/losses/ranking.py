@@ -194,7 +194,7 @@ def draw_positive(
     place = place + (place >= own) * (free > 0)
     return order[place], free > 0
 
-# %% ../../nbs/50_losses.ranking.ipynb #dc05eb03
+# %% ../../nbs/50_losses.ranking.ipynb #3fc6a31b
 class QuadrupletLoss(DrawingLoss):
     "Triplet hinge plus a hinge of the positive's distance against that of two negatives; without candidates 0"
 
@@ -208,10 +208,10 @@ class QuadrupletLoss(DrawingLoss):
         variant: str = "corrected",  # published: second negatives without regard to labels, all combinations
     ):
         super().__init__(variant, seed)
-        self.margin, self.margin_2 = margin, margin_2
+        self.margin, self.margin_2, self.needs_triplets = margin, margin_2, variant == "published"
 
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
-        if self.variant == "published" and triplets is None:
+        if self.needs_triplets and triplets is None:
             raise ValueError("the published quadruplet loss combines all triplets with each other: give it a miner's")
         (a, p, n), kept = self.pairs(labels) if triplets is None else (triplets, torch.ones_like(triplets[0]) > 0)
         d = batch_distances(z)
