@@ -152,7 +152,7 @@ class Live:
 
 CPU, _GROUP = torch.device("cpu"), {"lr": "lr", "decay": "weight_decay"}
 
-# %% ../nbs/95_protocol.ipynb #846120b3
+# %% ../nbs/95_protocol.ipynb #e603629e
 class Protocol(Live):
     "A run's protocol in the words of the papers"
 
@@ -167,6 +167,7 @@ class Protocol(Live):
     short = property(lambda self: default(SPCSampler, "short"))
     aspect = property(lambda self: default(draw_box, "ratio"))
     rho_mode = property(lambda self: default(rho_of, "mode"))
+    drop_smallest = property(lambda self: default(rho_of, "drop_smallest"))
     kmeans_rounds = property(lambda self: default(kmeans, "rounds"))
     kmeans_starts = property(lambda self: default(evaluate, "kmeans_restarts"))
 

@@ -20,7 +20,7 @@ from .core import lookup
 from .records import batch_file, outputs, read_batch, shown, tidy, write_atomically, write_batch
 from .study import PROFILES, Job, jobs_of
 
-# %% ../nbs/97_report.ipynb #270b45e2
+# %% ../nbs/97_report.ipynb #52039403
 _LETTERS = dict(
     zip(
         "alpha beta gamma eta lambda mu rho sigma tau pm times cdot le ge to infty ell".split(),
@@ -45,10 +45,15 @@ def html(
     "Markdown as HTML; wide tables scroll by themselves"
     import mistune
 
-    page = mistune.create_markdown(escape=True, plugins=["table"])(plain_math(markdown))
-    return page.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
+    def scrolling(found: re.Match) -> str:  # cells of words wrap, cells of numbers do not
+        longest = max((len(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", found[0], re.S)), default=0)
+        kind = ' class="wide"' if longest > 60 else ""
+        return f'<div class="scroll"><table{kind}>{found[1]}</table></div>'
 
-# %% ../nbs/97_report.ipynb #afdccd3c
+    page = mistune.create_markdown(escape=True, plugins=["table"])(plain_math(markdown))
+    return re.sub(r"<table>(.*?)</table>", scrolling, page, flags=re.S)
+
+# %% ../nbs/97_report.ipynb #26609b57
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 
 
@@ -62,7 +67,7 @@ def stems(
         paper, _, rest = stem.partition("_")
         name, number, more = _ORDER.match(rest or stem).groups()
         kind = {"table": 0, "main": 1, "fig": 2}.get(name, 3)
-        return paper, kind, name, int(number or 0), more
+        return stem == "protocol", paper, kind, name, int(number or 0), more  # results come first
 
     return sorted(found, key=place)
 
@@ -122,7 +127,7 @@ def provenance(
         out[package] = count(m["versions"].get(package, "none") for m in made)
     return out
 
-# %% ../nbs/97_report.ipynb #fa75a825
+# %% ../nbs/97_report.ipynb #066f6ef6
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -146,7 +151,7 @@ th, td { padding: .25rem .6rem; text-align: left; vertical-align: top; border-bo
 thead th { border-bottom: 2px solid var(--ink); min-width: 4.5rem }
 tbody td { white-space: nowrap }
 td:first-child, th:first-child { position: sticky; left: 0; background: #fff }
-.wide td { white-space: normal; overflow-wrap: anywhere }
+table.wide td { white-space: normal; overflow-wrap: anywhere; min-width: 5rem }
 .soft, summary, footer { color: var(--soft); font-size: .86rem }
 summary { cursor: pointer; padding: .3rem 0 }
 nav ul { columns: 16rem; padding-left: 1.2rem; margin: .5rem 0 }

@@ -81,11 +81,12 @@ def layout(
             rows.append(row)
     return pd.DataFrame(rows)
 
-# %% ../nbs/93_tables.ipynb #db7e565a
+# %% ../nbs/93_tables.ipynb #61d1f492
 def source_note(
     profile: str,
     records: Sequence[Mapping],  # those that were used
     datasets: Sequence[str],
+    beside: bool = True,  # printed numbers stand beside them
 ) -> str:  # a paragraph
     "Where the numbers of a table or a figure are from"
     plays = "; ".join(f"`{d}` in the part of {NAMES[role(d)]}" for d in datasets if d in ROLES)
@@ -94,9 +95,11 @@ def source_note(
     if plays:
         text += (
             f" The data are embedded, rendered characters ({plays}): a value answers whether a finding holds here. "
-            "It is not comparable to the printed number beside it, which is from the paper's own data and network. "
-            "`ImageNet` is the row of the pre-trained network; here it was pre-trained on other characters."
+            f"It is not comparable to {'the printed number beside it' if beside else 'a printed number'}, "
+            "which is from the paper's own data and network."
         )
+    if plays and any(r["run"]["method"] == "ImageNet" for r in records):
+        text += " `ImageNet` is the row of the pre-trained network; here it was pre-trained on other characters."
     return text
 
 

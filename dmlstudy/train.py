@@ -345,7 +345,7 @@ class Pace:
         self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
         self.since += seconds
 
-# %% ../nbs/80_train.ipynb #e804f469
+# %% ../nbs/80_train.ipynb #b7ba6a49
 def train_steps(
     state: State,
     batches: Iterator,  # of indices, inputs and labels, from the state's step on
@@ -367,7 +367,7 @@ def train_steps(
         finite = total.detach().isfinite()
         good = finite if good is None else good & finite
         recent.append((good, step, indices, terms))
-        if (patience := _patience(state.optimizer, f.device)) > 1:  # from a bad loss on nothing changes
+        if (patience := _patience(state.optimizer, f.device)) > 1:  # after a bad loss the optimiser skips
             state.optimizer.found_inf = (~good).float()
         if step + 1 == until or step % patience == patience - 1:
             if not good:

@@ -49,23 +49,27 @@ def draw_box(
     w, h = min(width, round(height * aspect)), min(height, round(width / aspect))
     return (height - h) // 2, (width - w) // 2, h, w
 
-# %% ../../nbs/12_data.transforms.ipynb #120d1189
+# %% ../../nbs/12_data.transforms.ipynb #d303b49a
 def random_resized_crop(image: Image.Image, g: torch.Generator, size: int, scale: tuple) -> Image.Image:
+    "A box of a share of the area between the two of `scale`, resized to size × size pixels"
     top, left, h, w = draw_box(image.height, image.width, scale, g)
     return image.crop((left, top, left + w, top + h)).resize((size, size), Image.Resampling.BILINEAR)
 
 
 def random_crop(image: Image.Image, g: torch.Generator, size: int) -> Image.Image:
+    "A square of size × size pixels, anywhere in the image"
     fits = image.size == (size, size)
     top, left = (0, 0) if fits else (_integer(image.height - size + 1, g), _integer(image.width - size + 1, g))
     return image.crop((left, top, left + size, top + size))
 
 
 def flip(image: Image.Image, g: torch.Generator, p: float = 0.5) -> Image.Image:
+    "Left and right exchanged, with probability p"
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(1, generator=g).item() < p else image
 
 
 def grey(image: Image.Image, g: torch.Generator, p: float) -> Image.Image:
+    "All three channels the same, with probability p"
     return F.rgb_to_grayscale(image, 3) if torch.rand(1, generator=g).item() < p else image
 
 
