@@ -152,8 +152,14 @@ def test_safetensors_and_wrapped_files(tmp_path):
 def test_a_file_that_is_a_program_is_not_run(tmp_path):
     with open(tmp_path / "bad.pth", "wb") as f:
         pickle.dump(print, f, protocol=2)
-    with pytest.raises(Exception, match="(?i)weights.only|unsupported"):
-        read_weights(tmp_path / "bad.pth")
+    torch.save(layer := nn.Linear(3, 2), tmp_path / "module.pth")
+    torch.save(layer.state_dict(), tmp_path / "whole.pth")
+    (tmp_path / "half.pth").write_bytes((tmp_path / "whole.pth").read_bytes()[:999])
+    (tmp_path / "page.pth").write_text("<html>not found</html>")
+    (tmp_path / "none.safetensors").write_bytes(b"")
+    for name in ("bad.pth", "module.pth", "half.pth", "page.pth", "none.safetensors"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read as tensors alone.*save its state_dict instead"):
+            read_weights(tmp_path / name)
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="holds no state dict .* but a list"):
         read_weights(tmp_path / "list.pth")

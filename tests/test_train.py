@@ -5,6 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -193,6 +195,59 @@ def test_a_late_look_finds_the_step_that_broke(tmp_path, monkeypatch, method):
     assert int(late["optimizer"]["state"][0]["step"]) == late["step"]
 
 
+@pytest.mark.parametrize("method", ["Margin (D, beta=1.2)", "Triplet (R)", "MultiSimilarity", "Histogram", "Softmax"])
+def test_embeddings_that_are_no_numbers_stop_the_run(tmp_path, monkeypatch, method):
+    """Also where the loss of such embeddings is a number."""
+    call = train.Network.__call__
+
+    def broken(network, x, step=0):
+        f = call(network, x, step)
+        return (
+            torch.where(torch.arange(len(f))[:, None] == 3, torch.nan, f)
+            if torch.is_grad_enabled() and step == 2
+            else f
+        )
+
+    monkeypatch.setattr(train.Network, "__call__", broken)
+    run = make_run(TINY, method=method)
+    with pytest.raises(train.NonFiniteLoss, match=r"the embedding of .* at step 2: .*Training images of the batch: \["):
+        fit(run, device="cpu", folder=tmp_path)
+    state = torch.load(tmp_path / BROKEN, weights_only=True)
+    assert state["step"] == 2 and all(v.isfinite().all() for v in state["model"].values())
+
+
+def spoil(file, how) -> None:
+    """Damage a checkpoint."""
+    data = bytearray(file.read_bytes())
+    if how == "a bit":
+        with zipfile.ZipFile(file) as archive:  # in the middle of its largest tensor
+            largest = max(archive.infolist(), key=lambda part: part.file_size)
+        data[largest.header_offset + largest.file_size // 2] ^= 1
+    elif how == "no optimiser":
+        saved = torch.load(file, weights_only=True)
+        saved["state"].pop("optimizer")
+        torch.save(saved, file)
+        return
+    file.write_bytes({"half": data[: len(data) // 2], "empty": b"", "words": b"abc" * 999}.get(how, data))
+
+
+@pytest.mark.parametrize("how", ["a bit", "half", "empty", "words", "no optimiser"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
+    run = make_run(TINY, eval_every=2)
+
+    def stop(step, measured):
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, device="cpu", folder=tmp_path, report=stop, checkpoint_every=0)
+    spoil(tmp_path / "checkpoint.pt", how)
+    damaged = pytest.warns(UserWarning, match="checkpoint.pt is damaged and passed over, the run begins anew")
+    with nullcontext() if how == "no optimiser" else damaged:
+        again = fit(run, device="cpu", folder=tmp_path)
+    assert content(again) == content(fit(run, device="cpu"))
+
+
 @pytest.mark.parametrize("sampler", ["spc", "gc", "ddm"])
 def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler):
     run = make_run(TINY, dataset="glyphs_fine", steps=4, eval_every=1, sampler=sampler, lr=3e-3, images_per_class=10)
@@ -221,6 +276,12 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler):
         ({"variant": "original"}, "There is no variant 'original'"),
         ({"fold": 7}, "fold must lie in 0 to 4"),
         ({"batch_size": 111}, "111"),
+        ({"precision": "fp16"}, "There is no precision 'fp16'. Did you mean 'bf16'"),
+        ({"milestones": "0.5;0.7"}, "milestones are fractions of the steps"),
+        ({"steps": -1}, "steps must be a number of at least 0; got -1"),
+        ({"eval_every": 0}, "eval_every must be a number of at least 1; got 0"),
+        ({"embed_dim": 0}, "embed_dim must be a number of at least 1; got 0"),
+        ({"lr": float("nan")}, "lr must be a number of at least 0; got nan"),
         ({"method": "Softmax", "p_switch": 0.1}, "Softmax: it has no rho_distance"),
     ],
 )

@@ -154,7 +154,7 @@ class BNInception(nn.Module):
             x = self.block(name, x)
         return self.pool(x).flatten(1)
 
-# %% ../../nbs/30_models.backbones.ipynb #5fa0483c
+# %% ../../nbs/30_models.backbones.ipynb #b86d8be0
 HEADS = ("fc.", "last_linear.", "classifier.", "head.", "aux1.", "aux2.")  # of classifiers
 
 
@@ -165,9 +165,14 @@ def read_weights(
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"There is no weight file {path} (looked for in {path.parent.resolve()}).")
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        safe = path.suffix == ".safetensors"
+        state = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes of the reader
+        raise ValueError(
+            f"{path} cannot be read as tensors alone: {type(error).__name__}. Is it whole, and a file of weights? "
+            "A pickled model holds code, which is not run: save its state_dict instead."
+        ) from error
     for key in ("state_dict", "model"):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
