@@ -89,6 +89,43 @@ def test_a_set_against_itself_in_blocks_of_any_size(name):
         assert all(len(row.unique()) == 20 for row in index)
 
 
+def tied_sets():
+    g = generator(4, "test metrics")
+    x = torch.randn(2100, 6, generator=g)
+    return {
+        "collapsed": torch.zeros(2100, 8),
+        "one direction": torch.ones(2048, 3),
+        "ten points": x[torch.randint(0, 10, (2100,), generator=g)],
+        "half zeros": torch.cat([torch.zeros(1050, 6), x[:1050]]),
+        "one dimension": x[:, :1],
+        "quantised": (2 * x).round() / 2,
+        "signs": x.sign(),
+    }
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("name", tied_sets())
+def test_neighbours_where_most_distances_are_tied_in_a_set_large_enough_for_blocks(name, normalize):
+    points = as_points(tied_sets()[name], normalize)
+    expected, queries = naive_neighbours(points, 150), points[::9]
+    for k in (1, 8, 150):
+        for backend, budget in (("torch", 2**28), ("torch", 2**18), ("faiss", 2**28)):
+            assert torch.equal(neighbours(points, k, backend=backend, budget=budget), expected[:, :k])
+        found = neighbours(points, k, queries)
+        assert torch.equal(found, naive_neighbours(points, k, queries))
+
+
+@pytest.mark.parametrize("name", ["collapsed", "half zeros", "one dimension"])
+def test_tied_embeddings_are_measured_whole(name):
+    f, labels = tied_sets()[name], torch.arange(len(tied_sets()[name])) % 30
+    scores = evaluate(f, labels)
+    index = naive_neighbours(as_points(f), 1)[:, 0]
+    assert set(scores) == set(DEFAULT)
+    assert scores["recall@1"] == float((labels[index] == labels).double().mean())
+    small = evaluate(f, labels, ["recall@1", "map@r"], budget=2**18)
+    assert small == {name: scores[name] for name in small}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_neighbours_on_the_sphere_where_many_points_have_one_direction(backend):
     x = point_sets()["grid"]
@@ -217,6 +254,30 @@ def test_k_beyond_the_set_looks_at_all_of_it():
     scores = evaluate(f, labels, ["recall@29", "recall@500", "map@29", "map@1000"])
     assert scores["recall@500"] == scores["recall@29"] == 1.0
     assert scores["map@1000"] == scores["map@29"]
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_query_and_gallery_of_different_widths_are_measured_in_the_wider_one(narrow):
+    f, labels = embedding(150, 10)
+    f, names = f.to(narrow).double(), ["recall@1", "map@r", "norm_mean"]
+    expected = evaluate(f, labels, names, 1e30 * f, labels)
+    assert evaluate(f.to(narrow), labels, names, 1e30 * f, labels) == expected
+    assert evaluate(1e30 * f, labels, names, f.to(narrow), labels) == expected
+    index = retrieve(f.to(narrow), labels, 3, 1e30 * f, labels).neighbours
+    assert torch.equal(index[:, 0], torch.arange(150))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [200, 2100])
+def test_the_default_type_of_new_tensors_changes_nothing(n, backend):
+    f, labels = embedding(n)
+    expected = evaluate(f, labels, backend=backend)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert evaluate(f, labels, backend=backend) == expected
+        assert evaluate(f, labels, ["map@9"], f, labels, backend=backend)["map@9"] > 0
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

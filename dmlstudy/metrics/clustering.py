@@ -19,14 +19,14 @@ from tqdm.auto import tqdm
 from ..core import generator, lookup
 from .retrieval import block_rows, faiss_index, full_float32, mean_point, score_points
 
-# %% ../../nbs/71_metrics.clustering.ipynb #9c88ead5
+# %% ../../nbs/71_metrics.clustering.ipynb #bf30478d
 def closest(
     x: Tensor,  # points with a last coordinate of 1, (N, D + 1)
     gallery: Tensor,  # centroids from `score_points`, (M, D + 1)
     tile: Tensor,  # memory for scores, flat
 ) -> tuple[Tensor, Tensor]:  # largest score (N,), its centroid (N,)
     "The nearest centroid of each point; of equal scores, the smaller index (on the CPU by numpy's faster argmax)"
-    best = torch.empty(len(x), device=x.device)
+    best = x.new_empty(len(x))
     index = torch.empty(len(x), dtype=torch.int64, device=x.device)
     width = min(len(gallery), 8192)
     rows = tile.numel() // width
@@ -74,7 +74,7 @@ class Clustering:
     inertia: float  # mean squared distance of the points to their centroids
     rounds: int  # rounds until nothing moved, or the limit
 
-# %% ../../nbs/71_metrics.clustering.ipynb #b1a66c83
+# %% ../../nbs/71_metrics.clustering.ipynb #d07d7d48
 def kmeans(
     points: Tensor,  # (N, D) float32
     k: int,  # clusters, at most N
@@ -91,14 +91,14 @@ def kmeans(
         raise ValueError(f"k-means needs between 1 and {n} clusters for {n} points; got {k}")
     find = lookup("backend", backend, {"auto": closest, "torch": closest, "faiss": _closest_faiss})
     centre = mean_point(points)
-    x = torch.ones(n, d + 1, device=points.device)
+    x = points.new_ones(n, d + 1)
     x[:, :d] = points - centre.float()
     start = torch.randperm(n, generator=generator(seed, "kmeans", restart))[:k].to(x.device)
     centroids, scores, clusters, before = x[start, :d], None, None, None
     total = torch.zeros(k, d, dtype=torch.float64, device=x.device)
     moved = torch.ones(k, dtype=torch.bool, device=x.device)
     rows, width = 1024 if x.device.type == "cpu" else 8192, min(k, 8192)
-    tile = torch.empty(min(rows, n, max(1, budget // (4 * width))) * width, device=x.device)
+    tile = x.new_empty(min(rows, n, max(1, budget // (4 * width))) * width)
     zero = torch.zeros(d, dtype=torch.float64, device=x.device)
     bar = tqdm(total=rounds + 1, desc="k-means", unit="round", delay=4, leave=False, disable=not progress)
     for done in range(rounds + 1):
@@ -144,7 +144,7 @@ def add_up(
     for points, index in blocks:
         total.index_add_(0, index, points.double())
 
-# %% ../../nbs/71_metrics.clustering.ipynb #945e25fa
+# %% ../../nbs/71_metrics.clustering.ipynb #a7f7dafb
 def update(
     total: Tensor,  # sums of the clusters, (K, D) float64
     clusters: Tensor,  # cluster of each point, (N,)
@@ -157,8 +157,8 @@ def update(
     donors = size.argsort(descending=True, stable=True)[: len(empty)]
     donors = donors[size[donors] > 1]
     empty = empty[: len(donors)]
-    sign = 1 - 2 * (torch.arange(total.shape[1], device=total.device) % 2)
-    new[empty], new[donors] = new[donors] * (1 + sign / 1024), new[donors] * (1 - sign / 1024)
+    apart = (1 - 2 * (torch.arange(total.shape[1], device=total.device) % 2)).to(new) / 1024
+    new[empty], new[donors] = new[donors] * (1 + apart), new[donors] * (1 - apart)
     return new
 
 # %% ../../nbs/71_metrics.clustering.ipynb #9a0e0aed

@@ -97,7 +97,7 @@ def mean_point(
         total += block.double().sum(0)
     return total / len(points)
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #c8ed1526
+# %% ../../nbs/70_metrics.retrieval.ipynb #92055e96
 def score_points(
     points: Tensor,  # (N, D) float32
     centre: Tensor,  # (D,) float64, subtracted from all
@@ -105,7 +105,8 @@ def score_points(
 ) -> tuple[Tensor, Tensor]:  # (N, D + 2): centred points, -|y|^2/2 and 1; -|y|^2/2 in float64 (N,)
     "Gallery points in the form in which one product with (x, 1, -|x|^2/2) gives scores"
     order = torch.arange(len(points), device=points.device) if order is None else order
-    rows, half = torch.ones(len(order), points.shape[1] + 2, device=points.device), centre.new_empty(len(order))
+    rows = torch.ones(len(order), points.shape[1] + 2, dtype=torch.float32, device=points.device)
+    half = centre.new_empty(len(order))
     step = block_rows(points)
     for some, out, square in zip(order.split(step), rows.split(step), half.split(step), strict=True):
         block = points[some].double() - centre
@@ -296,7 +297,7 @@ def kth_largest(
     scores.numpy().partition(-k, axis=1)
     return scores[:, -k].clone()
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #d333f6a4
+# %% ../../nbs/70_metrics.retrieval.ipynb #04518043
 def best_among(
     gallery: Gallery,  # on the CPU
     k: int,  # scores to keep
@@ -304,8 +305,8 @@ def best_among(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # which rows (B,); their scores (B, k), falling; the columns (B, k)
     "The k largest scores of each point of the gallery over all of it, block by block"
     n, parts = len(gallery.rows), gallery.rows.split(size)
-    width, tile, copy = (n - 1).bit_length(), torch.empty(size * size), torch.empty(size * size)
-    floors, places = torch.empty(n).split(size), torch.arange(n).split(size)
+    width, (tile, copy) = (n - 1).bit_length(), torch.empty(2, size * size, dtype=torch.float32)
+    floors, places = torch.empty(n, dtype=torch.float32).split(size), torch.arange(n).split(size)
     found = [[] for _ in parts]
     for i, part in enumerate(parts):
         with full_float32(part.device):
@@ -340,7 +341,7 @@ def entries_above(
     row = torch.from_numpy(place.numpy() // width)
     return row, place - row * width, scores.view(-1)[place]
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #f7edd887
+# %% ../../nbs/70_metrics.retrieval.ipynb #24779573
 def first_keys(
     found: list[Tensor],  # keys with the query above them, in any order; replaced by one sorted tensor
     n: int,  # queries
@@ -349,6 +350,9 @@ def first_keys(
 ) -> tuple[Tensor, Tensor, Tensor]:  # scores (n, k), falling; columns (n, k); keys of each query (n,)
     "The first keys of each query; where it has less than k, others follow"
     keys = torch.cat(found)
+    if not len(keys):  # with all scores equal none exceeds a floor
+        none = keys.new_zeros(n, k)
+        return torch.full_like(none, -torch.inf, dtype=torch.float32), none, none[:, 0]
     keys.numpy().sort()
     found[:] = [keys]
     end = torch.searchsorted(keys, (torch.arange(n + 1) << 32 + width) - (1 << 31 + width))
@@ -553,7 +557,7 @@ def one_product(
     "Is a set searched against itself by `best_among`? It keeps some candidates of all points at a time"
     return device.type == "cpu" and 2048 <= n < 2**21 and 8 * k <= n and 4 * n * (k + 64) <= budget
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #96b0b2d0
+# %% ../../nbs/70_metrics.retrieval.ipynb #8711818c
 def search_tiles(
     gallery: Gallery,
     x: Tensor,  # points of the queries, (N, D)
@@ -563,7 +567,7 @@ def search_tiles(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:  # which queries (B,), error (B,), scores and rows (B, k)
     "Candidates of queries among all gallery points, a tile of queries at a time"
     rows, width = tile_shape(len(x), len(gallery.rows), k, x.device, budget)
-    search = propose(gallery.rows, k, torch.empty(rows * width, device=x.device))
+    search = propose(gallery.rows, k, gallery.rows.new_empty(rows * width))
     for part in torch.arange(len(x), device=x.device).split(rows):
         with full_float32(x.device):
             q, error = gallery.queries(x[part])
@@ -631,7 +635,7 @@ def relevant_images(
     place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
     return torch.where(classes[place] == labels, count[place], 0) - int(own)
 
-# %% ../../nbs/70_metrics.retrieval.ipynb #0a0064c5
+# %% ../../nbs/70_metrics.retrieval.ipynb #5358f60c
 def check_pair(
     f: Tensor | np.ndarray,  # embeddings of the queries, (N, D)
     labels: Tensor | np.ndarray,  # (N,)
@@ -647,7 +651,8 @@ def check_pair(
     f_gallery, labels_gallery = check_embeddings(f_gallery, labels_gallery, "gallery embeddings")
     if f_gallery.shape[1] != f.shape[1]:
         raise ValueError(f"queries have {f.shape[1]} dimensions, the gallery {f_gallery.shape[1]}")
-    return f, labels, f_gallery.to(f), labels_gallery.to(f.device)
+    dtype = torch.promote_types(f.dtype, f_gallery.dtype)  # of the wider one: the other loses nothing
+    return f.to(dtype), labels, f_gallery.to(f.device, dtype), labels_gallery.to(f.device)
 
 # %% ../../nbs/70_metrics.retrieval.ipynb #7e578b64
 def retrieve(
