@@ -16,7 +16,7 @@ from sklearn.metrics import (
 )
 
 from dmlstudy.core import generator
-from dmlstudy.metrics import DEFAULT, METRICS, evaluate
+from dmlstudy.metrics import DEFAULT, METRICS, evaluate, retrieval
 from dmlstudy.metrics.clustering import add_up, ami, closest, contingency, f1, kmeans, nmi, update
 from dmlstudy.metrics.retrieval import Gallery, as_points, best_among, nearest, retrieve, swap_last
 from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
@@ -103,6 +103,59 @@ def tied_sets():
     }
 
 
+def heavy_sets():
+    g = generator(5, "test metrics")
+    x, labels = torch.randn(2100, 32, generator=g), torch.arange(2100) % 60
+    near = torch.randn(60, 32, generator=g)[labels] + 0.3 * x
+    scale = torch.randn(2100, 1, generator=g)
+    return {
+        "one long": torch.cat([1e3 * x[:1], x[1:]]),
+        "one very long": torch.cat([1e9 * x[:1], x[1:]]),
+        "two long in one direction": torch.cat([1e6 * x[:1], 1.0001e6 * x[:1], x[2:]]),
+        "log-normal": (1.5 * scale).exp() * x,
+        "log-normal classes": (1.5 * scale).exp() * near,
+        "cauchy": near / scale.abs(),
+        "far from the origin": 1e4 + torch.cat([1e3 * x[:1], x[1:]]),
+    }
+
+
+@pytest.mark.parametrize("name", heavy_sets())
+def test_few_queries_are_searched_again_because_others_are_long(name, monkeypatch):
+    again = []
+    search = retrieval.search_ties
+    monkeypatch.setattr(retrieval, "search_ties", lambda g, x, *more: again.append(len(x)) or search(g, x, *more))
+    points = as_points(heavy_sets()[name], normalize=False)
+    expected = naive_neighbours(points, 120)
+    for k in (1, 10, 120):
+        for backend, budget in (("torch", 2**28), ("torch", 2**18), ("faiss", 2**28)):
+            again.clear()
+            assert torch.equal(neighbours(points, k, backend=backend, budget=budget), expected[:, :k])
+            assert sum(again) <= 0.02 * len(points)
+        queries = torch.cat([points[::9], -points[:3], 1e-3 * points[:40]])
+        assert torch.equal(neighbours(points, k, queries), naive_neighbours(points, k, queries))
+
+
+@pytest.mark.parametrize("k", [1, 10, 120])
+@pytest.mark.parametrize("name", heavy_sets())
+def test_the_bound_for_the_nearest_holds_for_all_points_that_can_be_among_them(name, k):
+    points = as_points(heavy_sets()[name], normalize=False)
+    gallery = Gallery(points)
+    q, half = gallery.queries(points[::5])
+    scores = q @ gallery.rows.T
+    kth = scores.topk(k).values[:, -1]
+    d2 = squared(points[::5], points[gallery.order])
+    largest = d2.masked_fill(scores < kth[:, None], 0).amax(1)  # of k points or more
+    assert (largest.sqrt() <= gallery.radius(half, kth)).all()
+    wrong = (scores + d2 / 2 + 2 * gallery.offset).abs()
+    error = gallery.error(half, kth)
+    assert (error <= gallery.error(half)).all()
+    assert (wrong.masked_fill(d2 > largest[:, None], 0) <= error[:, None]).all()
+
+
+def squared(x, y):
+    return torch.stack([(row - y.double()).square().sum(1) for row in x.double()])
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("name", tied_sets())
 def test_neighbours_where_most_distances_are_tied_in_a_set_large_enough_for_blocks(name, normalize):
@@ -154,9 +207,9 @@ def test_hits_do_not_change_when_only_order_between_classes_is_settled(name):
 def test_a_score_is_never_further_off_than_its_bound(scale):
     x, _ = embedding(400, d=64)
     gallery = Gallery(scale * x + 5)
-    q, error = gallery.queries(gallery.points)
+    q, half = gallery.queries(gallery.points)
     exact = -torch.cdist(gallery.points.double(), gallery.points.double()[gallery.order]).square() / 2
-    assert ((q @ gallery.rows.T - exact + 2 * gallery.offset).abs() <= error[:, None]).all()
+    assert ((q @ gallery.rows.T - exact + 2 * gallery.offset).abs() <= gallery.error(half)[:, None]).all()
 
 
 def test_the_users_matmul_precision_and_autocast_change_nothing():
