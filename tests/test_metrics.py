@@ -17,8 +17,27 @@ from sklearn.metrics import (
 
 from dmlstudy.core import generator
 from dmlstudy.metrics import DEFAULT, METRICS, evaluate, retrieval
-from dmlstudy.metrics.clustering import add_up, ami, closest, contingency, f1, kmeans, nmi, update
-from dmlstudy.metrics.retrieval import Gallery, as_points, best_among, nearest, retrieve, swap_last
+from dmlstudy.metrics.clustering import (
+    add_up,
+    ami,
+    closest,
+    contingency,
+    f1,
+    kmeans,
+    nmi,
+    score_gap,
+    steady_centre,
+    update,
+)
+from dmlstudy.metrics.retrieval import (
+    Gallery,
+    as_points,
+    best_among,
+    nearest,
+    retrieve,
+    score_points,
+    swap_last,
+)
 from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
 
 BACKENDS = ("torch", "faiss")
@@ -403,6 +422,43 @@ def test_kmeans_is_lloyds_algorithm(backend, rounds):
     assert found.inertia == pytest.approx(float(exact), abs=1e-5)
 
 
+def exact_lloyd(points, k, seed=0):
+    "All distances in float64, rounded to float32; of equal ones the smaller index"
+    x = points - steady_centre(points).float()
+    centroids = x[torch.randperm(len(x), generator=generator(seed, "kmeans", 0))[:k]]
+    for done in range(21):
+        clusters = torch.from_numpy(squared(x, centroids).float().numpy().argmin(1))
+        total = torch.zeros(k, x.shape[1], dtype=torch.float64)
+        add_up(total, x, clusters)
+        new = update(total, clusters, centroids)
+        if done == 20 or torch.equal(new, centroids):
+            return clusters
+        centroids = new
+
+
+@pytest.mark.parametrize("sets, name", [(s, n) for s in (tied_sets, heavy_sets, point_sets) for n in s()])
+def test_clusters_are_those_of_all_distances_ties_included(sets, name):
+    points = as_points(sets()[name][:700], normalize=False)
+    for k in {min(k, len(points)) for k in (1, 5, 30)}:
+        expected = exact_lloyd(points, k)
+        for backend in BACKENDS:
+            for budget in (100, 2**14, 2**28):
+                assert torch.equal(kmeans(points, k, backend=backend, budget=budget).clusters, expected)
+
+
+@pytest.mark.parametrize("name", heavy_sets())
+def test_scores_further_apart_than_the_gap_are_in_order(name):
+    points = as_points(heavy_sets()[name], normalize=False)
+    x = torch.cat([points - steady_centre(points).float(), torch.ones(len(points), 1)], 1)
+    rows = score_points(x[::20, :-1], torch.zeros(x.shape[1] - 1, dtype=torch.float64))[0][:, :-1]
+    scores, d2 = x @ rows.T, squared(x[:, :-1], rows[:, :-1])
+    best = scores.amax(1)
+    clear = scores < (best - score_gap(torch.linalg.vector_norm(x[:, :-1], dim=1), best, rows))[:, None]
+    worse = d2.float() > d2.gather(1, scores.argmax(1)[:, None]).float()
+    assert clear.float().mean() > 0.5
+    assert worse[clear].all()
+
+
 def test_sums_of_clusters_follow_the_points_that_change():
     x, before = embedding(500, 9)
     total, fresh = (torch.zeros(9, x.shape[1], dtype=torch.float64) for _ in range(2))
@@ -437,9 +493,11 @@ def test_the_nearest_centroid_is_found_in_any_tile():
     gallery = Gallery(x[:33])
     q, _ = gallery.queries(x)
     for size in (33, 200, 10000):
-        best, index = closest(q, gallery.rows, torch.empty(size))
+        best, index, second = closest(q, gallery.rows, torch.empty(size))
         assert torch.equal(gallery.order[index], torch.cdist(x.double(), x[:33].double()).argmin(1))
-        assert torch.allclose(best, (q @ gallery.rows.T).amax(1))
+        both = (q @ gallery.rows.T).topk(2).values
+        assert torch.allclose(torch.stack([best, second], 1), both)
+    assert (closest(q, gallery.rows[:1], torch.empty(90))[2] == -math.inf).all()
 
 
 def test_restarts_give_a_mean_and_a_spread_and_the_seed_decides():
