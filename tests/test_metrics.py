@@ -625,6 +625,51 @@ def test_embeddings_that_are_not_finite_are_counted_and_located(wrong):
         evaluate(f[:4], labels[:4], None, f, labels)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f, y: (f[::-1].copy()[::-1], y[::-1].copy()[::-1]),
+        lambda f, y: (f.astype(">f4"), y.astype(">i4")),
+        lambda f, y: (f.astype(np.longdouble), y.astype(np.uint8)),
+        lambda f, y: (np.asfortranarray(f), y.tolist()),
+    ],
+)
+def test_arrays_of_any_order_and_byte_order_are_measured(change):
+    f, labels = embedding()
+    assert evaluate(*change(f.numpy(), labels.numpy())) == evaluate(f, labels)
+
+
+@pytest.mark.parametrize(
+    "f, labels, message",
+    [
+        (np.ones((2, 3)), np.array(["a", "b"]), r"labels must be numbers; got <U1: np.unique\(labels, return_inv"),
+        (np.ones((2, 3)), None, "labels must be numbers; got object"),
+        (np.ones((2, 3), complex), np.arange(2), "embeddings must be numbers; got complex128"),
+        (np.ones((2, 0)), np.arange(2), r"embeddings need at least one dimension; got shape \(2, 0\)"),
+    ],
+)
+def test_input_that_holds_no_numbers_is_refused(f, labels, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(f, labels)
+
+
+@pytest.mark.parametrize("size", [1e-290, 1e-160, 1e160, 1e290])
+def test_norms_of_any_size(size):
+    f, labels = embedding()
+    names = ["norm_mean", "norm_cv"]
+    scores, expected = (evaluate(s * f.double(), labels, names) for s in (size, 1.0))
+    assert scores["norm_mean"] / size == pytest.approx(expected["norm_mean"], rel=1e-12)
+    assert scores["norm_cv"] == pytest.approx(expected["norm_cv"], rel=1e-12)
+
+
+def test_directions_are_those_of_the_shortest_rows_too():
+    f, labels = embedding()
+    long = f.clone()
+    long[0] *= 1e13
+    names = ["intra", "inter", "ratio"]
+    assert evaluate(long, labels, names, normalize=False) == pytest.approx(evaluate(f, labels, names), abs=1e-6)
+
+
 def test_every_name_of_the_default_is_known_and_global_randomness_is_untouched():
     f, labels = embedding()
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002

@@ -73,7 +73,7 @@ def score_gap(
     far = (length + 1.001 * radius).clamp(max=float((-2 * gallery[:, -1]).amax().sqrt()))
     return 2.002 * (factor * (length * far + far.square() / 2) + 2.0**-24 * (length + far).square()) + 1e-30
 
-# %% ../../nbs/71_metrics.clustering.ipynb #6242f8af
+# %% ../../nbs/71_metrics.clustering.ipynb #4f781ff8
 def settle_closest(
     index: Tensor,  # the centroids of the points, (N,), changed in place
     near: Tensor,  # points with a second centroid too near to tell, (T,)
@@ -86,7 +86,7 @@ def settle_closest(
     centroids = gallery[:, :-1]
     first = torch.arange(len(gallery), device=x.device)
     if len(near) > 64:  # many may be near to equal centroids, of which only the first can be chosen
-        first = first_of_equal(centroids)[0]
+        first = first_of_equal(centroids + 0.0)[0]  # without negative zeros
     for some in near.split(max(1, size // len(first))):
         q = x[some]
         row, column = (torch.mm(q, gallery[first].T) >= floor[some][:, None]).nonzero(as_tuple=True)
