@@ -16,9 +16,28 @@ from sklearn.metrics import (
 )
 
 from dmlstudy.core import generator
-from dmlstudy.metrics import DEFAULT, METRICS, evaluate
-from dmlstudy.metrics.clustering import add_up, ami, closest, contingency, f1, kmeans, nmi, update
-from dmlstudy.metrics.retrieval import Gallery, as_points, best_among, nearest, retrieve, swap_last
+from dmlstudy.metrics import DEFAULT, METRICS, evaluate, retrieval
+from dmlstudy.metrics.clustering import (
+    add_up,
+    ami,
+    closest,
+    contingency,
+    f1,
+    kmeans,
+    nmi,
+    score_gap,
+    steady_centre,
+    update,
+)
+from dmlstudy.metrics.retrieval import (
+    Gallery,
+    as_points,
+    best_among,
+    nearest,
+    retrieve,
+    score_points,
+    swap_last,
+)
 from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
 
 BACKENDS = ("torch", "faiss")
@@ -89,6 +108,96 @@ def test_a_set_against_itself_in_blocks_of_any_size(name):
         assert all(len(row.unique()) == 20 for row in index)
 
 
+def tied_sets():
+    g = generator(4, "test metrics")
+    x = torch.randn(2100, 6, generator=g)
+    return {
+        "collapsed": torch.zeros(2100, 8),
+        "one direction": torch.ones(2048, 3),
+        "ten points": x[torch.randint(0, 10, (2100,), generator=g)],
+        "half zeros": torch.cat([torch.zeros(1050, 6), x[:1050]]),
+        "one dimension": x[:, :1],
+        "quantised": (2 * x).round() / 2,
+        "signs": x.sign(),
+    }
+
+
+def heavy_sets():
+    g = generator(5, "test metrics")
+    x, labels = torch.randn(2100, 32, generator=g), torch.arange(2100) % 60
+    near = torch.randn(60, 32, generator=g)[labels] + 0.3 * x
+    scale = torch.randn(2100, 1, generator=g)
+    return {
+        "one long": torch.cat([1e3 * x[:1], x[1:]]),
+        "one very long": torch.cat([1e9 * x[:1], x[1:]]),
+        "two long in one direction": torch.cat([1e6 * x[:1], 1.0001e6 * x[:1], x[2:]]),
+        "log-normal": (1.5 * scale).exp() * x,
+        "log-normal classes": (1.5 * scale).exp() * near,
+        "cauchy": near / scale.abs(),
+        "far from the origin": 1e4 + torch.cat([1e3 * x[:1], x[1:]]),
+    }
+
+
+@pytest.mark.parametrize("name", heavy_sets())
+def test_few_queries_are_searched_again_because_others_are_long(name, monkeypatch):
+    again = []
+    search = retrieval.search_ties
+    monkeypatch.setattr(retrieval, "search_ties", lambda g, x, *more: again.append(len(x)) or search(g, x, *more))
+    points = as_points(heavy_sets()[name], normalize=False)
+    expected = naive_neighbours(points, 120)
+    for k in (1, 10, 120):
+        for backend, budget in (("torch", 2**28), ("torch", 2**18), ("faiss", 2**28)):
+            again.clear()
+            assert torch.equal(neighbours(points, k, backend=backend, budget=budget), expected[:, :k])
+            assert sum(again) <= 0.02 * len(points)
+        queries = torch.cat([points[::9], -points[:3], 1e-3 * points[:40]])
+        assert torch.equal(neighbours(points, k, queries), naive_neighbours(points, k, queries))
+
+
+@pytest.mark.parametrize("k", [1, 10, 120])
+@pytest.mark.parametrize("name", heavy_sets())
+def test_the_bound_for_the_nearest_holds_for_all_points_that_can_be_among_them(name, k):
+    points = as_points(heavy_sets()[name], normalize=False)
+    gallery = Gallery(points)
+    q, half = gallery.queries(points[::5])
+    scores = q @ gallery.rows.T
+    kth = scores.topk(k).values[:, -1]
+    d2 = squared(points[::5], points[gallery.order])
+    largest = d2.masked_fill(scores < kth[:, None], 0).amax(1)  # of k points or more
+    assert (largest.sqrt() <= gallery.radius(half, kth)).all()
+    wrong = (scores + d2 / 2 + 2 * gallery.offset).abs()
+    error = gallery.error(half, kth)
+    assert (error <= gallery.error(half)).all()
+    assert (wrong.masked_fill(d2 > largest[:, None], 0) <= error[:, None]).all()
+
+
+def squared(x, y):
+    return torch.stack([(row - y.double()).square().sum(1) for row in x.double()])
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("name", tied_sets())
+def test_neighbours_where_most_distances_are_tied_in_a_set_large_enough_for_blocks(name, normalize):
+    points = as_points(tied_sets()[name], normalize)
+    expected, queries = naive_neighbours(points, 150), points[::9]
+    for k in (1, 8, 150):
+        for backend, budget in (("torch", 2**28), ("torch", 2**18), ("faiss", 2**28)):
+            assert torch.equal(neighbours(points, k, backend=backend, budget=budget), expected[:, :k])
+        found = neighbours(points, k, queries)
+        assert torch.equal(found, naive_neighbours(points, k, queries))
+
+
+@pytest.mark.parametrize("name", ["collapsed", "half zeros", "one dimension"])
+def test_tied_embeddings_are_measured_whole(name):
+    f, labels = tied_sets()[name], torch.arange(len(tied_sets()[name])) % 30
+    scores = evaluate(f, labels)
+    index = naive_neighbours(as_points(f), 1)[:, 0]
+    assert set(scores) == set(DEFAULT)
+    assert scores["recall@1"] == float((labels[index] == labels).double().mean())
+    small = evaluate(f, labels, ["recall@1", "map@r"], budget=2**18)
+    assert small == {name: scores[name] for name in small}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_neighbours_on_the_sphere_where_many_points_have_one_direction(backend):
     x = point_sets()["grid"]
@@ -117,9 +226,9 @@ def test_hits_do_not_change_when_only_order_between_classes_is_settled(name):
 def test_a_score_is_never_further_off_than_its_bound(scale):
     x, _ = embedding(400, d=64)
     gallery = Gallery(scale * x + 5)
-    q, error = gallery.queries(gallery.points)
+    q, half = gallery.queries(gallery.points)
     exact = -torch.cdist(gallery.points.double(), gallery.points.double()[gallery.order]).square() / 2
-    assert ((q @ gallery.rows.T - exact + 2 * gallery.offset).abs() <= error[:, None]).all()
+    assert ((q @ gallery.rows.T - exact + 2 * gallery.offset).abs() <= gallery.error(half)[:, None]).all()
 
 
 def test_the_users_matmul_precision_and_autocast_change_nothing():
@@ -219,6 +328,30 @@ def test_k_beyond_the_set_looks_at_all_of_it():
     assert scores["map@1000"] == scores["map@29"]
 
 
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_query_and_gallery_of_different_widths_are_measured_in_the_wider_one(narrow):
+    f, labels = embedding(150, 10)
+    f, names = f.to(narrow).double(), ["recall@1", "map@r", "norm_mean"]
+    expected = evaluate(f, labels, names, 1e30 * f, labels)
+    assert evaluate(f.to(narrow), labels, names, 1e30 * f, labels) == expected
+    assert evaluate(1e30 * f, labels, names, f.to(narrow), labels) == expected
+    index = retrieve(f.to(narrow), labels, 3, 1e30 * f, labels).neighbours
+    assert torch.equal(index[:, 0], torch.arange(150))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [200, 2100])
+def test_the_default_type_of_new_tensors_changes_nothing(n, backend):
+    f, labels = embedding(n)
+    expected = evaluate(f, labels, backend=backend)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert evaluate(f, labels, backend=backend) == expected
+        assert evaluate(f, labels, ["map@9"], f, labels, backend=backend)["map@9"] > 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_every_width_of_input_is_measured(dtype):
     f, labels = embedding(150, 10)
@@ -289,6 +422,43 @@ def test_kmeans_is_lloyds_algorithm(backend, rounds):
     assert found.inertia == pytest.approx(float(exact), abs=1e-5)
 
 
+def exact_lloyd(points, k, seed=0):
+    "All distances in float64, rounded to float32; of equal ones the smaller index"
+    x = points - steady_centre(points).float()
+    centroids = x[torch.randperm(len(x), generator=generator(seed, "kmeans", 0))[:k]]
+    for done in range(21):
+        clusters = torch.from_numpy(squared(x, centroids).float().numpy().argmin(1))
+        total = torch.zeros(k, x.shape[1], dtype=torch.float64)
+        add_up(total, x, clusters)
+        new = update(total, clusters, centroids)
+        if done == 20 or torch.equal(new, centroids):
+            return clusters
+        centroids = new
+
+
+@pytest.mark.parametrize("sets, name", [(s, n) for s in (tied_sets, heavy_sets, point_sets) for n in s()])
+def test_clusters_are_those_of_all_distances_ties_included(sets, name):
+    points = as_points(sets()[name][:700], normalize=False)
+    for k in {min(k, len(points)) for k in (1, 5, 30)}:
+        expected = exact_lloyd(points, k)
+        for backend in BACKENDS:
+            for budget in (100, 2**14, 2**28):
+                assert torch.equal(kmeans(points, k, backend=backend, budget=budget).clusters, expected)
+
+
+@pytest.mark.parametrize("name", heavy_sets())
+def test_scores_further_apart_than_the_gap_are_in_order(name):
+    points = as_points(heavy_sets()[name], normalize=False)
+    x = torch.cat([points - steady_centre(points).float(), torch.ones(len(points), 1)], 1)
+    rows = score_points(x[::20, :-1], torch.zeros(x.shape[1] - 1, dtype=torch.float64))[0][:, :-1]
+    scores, d2 = x @ rows.T, squared(x[:, :-1], rows[:, :-1])
+    best = scores.amax(1)
+    clear = scores < (best - score_gap(torch.linalg.vector_norm(x[:, :-1], dim=1), best, rows))[:, None]
+    worse = d2.float() > d2.gather(1, scores.argmax(1)[:, None]).float()
+    assert clear.float().mean() > 0.5
+    assert worse[clear].all()
+
+
 def test_sums_of_clusters_follow_the_points_that_change():
     x, before = embedding(500, 9)
     total, fresh = (torch.zeros(9, x.shape[1], dtype=torch.float64) for _ in range(2))
@@ -323,9 +493,11 @@ def test_the_nearest_centroid_is_found_in_any_tile():
     gallery = Gallery(x[:33])
     q, _ = gallery.queries(x)
     for size in (33, 200, 10000):
-        best, index = closest(q, gallery.rows, torch.empty(size))
+        best, index, second = closest(q, gallery.rows, torch.empty(size))
         assert torch.equal(gallery.order[index], torch.cdist(x.double(), x[:33].double()).argmin(1))
-        assert torch.allclose(best, (q @ gallery.rows.T).amax(1))
+        both = (q @ gallery.rows.T).topk(2).values
+        assert torch.allclose(torch.stack([best, second], 1), both)
+    assert (closest(q, gallery.rows[:1], torch.empty(90))[2] == -math.inf).all()
 
 
 def test_restarts_give_a_mean_and_a_spread_and_the_seed_decides():
@@ -451,6 +623,51 @@ def test_embeddings_that_are_not_finite_are_counted_and_located(wrong):
         evaluate(f.numpy(), labels.numpy())
     with pytest.raises(ValueError, match="3 of 200 gallery embeddings"):
         evaluate(f[:4], labels[:4], None, f, labels)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f, y: (f[::-1].copy()[::-1], y[::-1].copy()[::-1]),
+        lambda f, y: (f.astype(">f4"), y.astype(">i4")),
+        lambda f, y: (f.astype(np.longdouble), y.astype(np.uint8)),
+        lambda f, y: (np.asfortranarray(f), y.tolist()),
+    ],
+)
+def test_arrays_of_any_order_and_byte_order_are_measured(change):
+    f, labels = embedding()
+    assert evaluate(*change(f.numpy(), labels.numpy())) == evaluate(f, labels)
+
+
+@pytest.mark.parametrize(
+    "f, labels, message",
+    [
+        (np.ones((2, 3)), np.array(["a", "b"]), r"labels must be numbers; got <U1: np.unique\(labels, return_inv"),
+        (np.ones((2, 3)), None, "labels must be numbers; got object"),
+        (np.ones((2, 3), complex), np.arange(2), "embeddings must be numbers; got complex128"),
+        (np.ones((2, 0)), np.arange(2), r"embeddings need at least one dimension; got shape \(2, 0\)"),
+    ],
+)
+def test_input_that_holds_no_numbers_is_refused(f, labels, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(f, labels)
+
+
+@pytest.mark.parametrize("size", [1e-290, 1e-160, 1e160, 1e290])
+def test_norms_of_any_size(size):
+    f, labels = embedding()
+    names = ["norm_mean", "norm_cv"]
+    scores, expected = (evaluate(s * f.double(), labels, names) for s in (size, 1.0))
+    assert scores["norm_mean"] / size == pytest.approx(expected["norm_mean"], rel=1e-12)
+    assert scores["norm_cv"] == pytest.approx(expected["norm_cv"], rel=1e-12)
+
+
+def test_directions_are_those_of_the_shortest_rows_too():
+    f, labels = embedding()
+    long = f.clone()
+    long[0] *= 1e13
+    names = ["intra", "inter", "ratio"]
+    assert evaluate(long, labels, names, normalize=False) == pytest.approx(evaluate(f, labels, names), abs=1e-6)
 
 
 def test_every_name_of_the_default_is_known_and_global_randomness_is_untouched():

@@ -508,3 +508,22 @@ def test_bank_on_a_gpu(name, more):
 
 def test_names():
     assert list(SAMPLERS) == ["spc", "spc_r", "gc", "ddm", "frd", "d2"]
+
+
+def test_a_bank_takes_arrays_and_nothing_and_refuses_masks():
+    bank = MemoryBank(4, 2)
+    bank.fill(np.ones((4, 2), np.float32))
+    bank.update([], torch.zeros(0, 2))
+    assert bank.known.all() and (bank.f == 1).all()
+    with pytest.raises(ValueError, match="of a mask: mask.nonzero"):
+        bank.update(bank.known, torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="project_dim .* got -1"):
+        make_sampler("gc", LABELS, 24, dim=4, big_batch=48, project_dim=-1)
+
+
+@pytest.mark.parametrize("size", [2.0**-50, 2.0**50])
+def test_the_size_of_embeddings_does_not_change_which_candidate_frd_takes(size):
+    x = torch.randn(96, 12, generator=generator(3, "size"))
+    at = torch.stack([torch.randperm(96, generator=generator(i, "size"))[:24] for i in range(10)])
+    expected = frechet_distances(x, at)
+    assert torch.equal(frechet_distances(size * x, at) / size**2, expected)

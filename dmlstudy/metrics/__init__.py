@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METRICS', 'DEFAULT', 'parse', 'query_values', 'structure', 'evaluate', 'check_names']
 
-# %% ../../nbs/79_metrics.ipynb #440c515d
+# %% ../../nbs/79_metrics.ipynb #ad336afa
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core import lookup
 from .clustering import CLUSTERING, agreement
 from .retrieval import RETRIEVAL, Retrieval, as_points, check_pair, depth, nearest, relevant_images
-from .space import CLASSES, NORMS, SPECTRUM, class_sums, rho_of, spectrum
+from .space import CLASSES, NORMS, SPECTRUM, class_sums, norms, rho_of, spectrum
 
 # %% ../../nbs/79_metrics.ipynb #f72f28fd
 METRICS: dict[str, Callable] = {**RETRIEVAL, **CLUSTERING, **CLASSES, **SPECTRUM, "rho@m": rho_of, **NORMS}
@@ -75,22 +75,23 @@ def query_values(
         values = {name: v.masked_fill(lonely, torch.nan) for name, v in values.items()}
     return values
 
-# %% ../../nbs/79_metrics.ipynb #3c5bb99a
+# %% ../../nbs/79_metrics.ipynb #0e8513c0
 def structure(
     points: Tensor,  # (N, D)
     labels: Tensor,  # (N,)
     raw: Tensor,  # raw embeddings
     wanted: Mapping[str, tuple[str, int]],  # name -> kind, number; others than structure are passed over
 ) -> dict[str, float]:  # name -> value
-    "Distances within and between classes, spectrum and norms; spectrum and class sums are computed once"
+    "Distances within and between classes, spectrum and norms; spectrum, class sums and norms are computed once"
     s = spectrum(points) if any(kind in (*SPECTRUM, "rho@m") for kind, _ in wanted.values()) else None
     sums = class_sums(points, labels) if any(kind in CLASSES for kind, _ in wanted.values()) else None
+    lengths = norms(raw) if any(kind in NORMS for kind, _ in wanted.values()) else None
     values = {}
     for name, (kind, number) in wanted.items():
         if kind in CLASSES:
             values[name] = CLASSES[kind](points, labels, sums)
         elif kind in NORMS:
-            values[name] = NORMS[kind](raw)
+            values[name] = NORMS[kind](raw, lengths)
         elif kind == "rho@m":
             values[name] = rho_of(s, number)
         elif kind in SPECTRUM:

@@ -6,15 +6,16 @@
 __all__ = ['CLASSES', 'SPECTRUM', 'NORMS', 'class_sums', 'intra', 'inter', 'ratio', 'spectrum', 'rho_of', 'rho',
            'effective_rank_of', 'effective_rank', 'class_spectra', 'norms', 'norm_mean', 'norm_var', 'norm_cv']
 
-# %% ../../nbs/72_metrics.space.ipynb #9fd89b1a
+# %% ../../nbs/72_metrics.space.ipynb #447e6d61
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..distances import unit
+from .retrieval import block_rows, power_of_two
 
-# %% ../../nbs/72_metrics.space.ipynb #d98e72ff
+# %% ../../nbs/72_metrics.space.ipynb #633d2239
 def class_sums(
     z: Tensor,  # embeddings, (N, D)
     labels: Tensor,  # (N,)
@@ -23,8 +24,9 @@ def class_sums(
     classes, index, size = labels.unique(return_inverse=True, return_counts=True)
     total = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
     square = torch.zeros(len(classes), dtype=torch.float64, device=z.device)
-    for block, where in zip(z.split(8192), index.split(8192), strict=True):
-        block = unit(block.double())
+    step = block_rows(z)
+    for block, where in zip(z.split(step), index.split(step), strict=True):
+        block = unit(block.double(), eps=1e-150)
         total.index_add_(0, where, block)
         square.index_add_(0, where, block.square().sum(1))
     return total, square, size
@@ -66,7 +68,7 @@ def ratio(
     sums = sums or class_sums(z, labels)
     return intra(z, labels, sums) / max(inter(z, labels, sums), 1e-8)
 
-# %% ../../nbs/72_metrics.space.ipynb #e64dbb37
+# %% ../../nbs/72_metrics.space.ipynb #583bc0e3
 def spectrum(
     f: Tensor,  # embeddings, (N, D)
     normalize: bool = False,  # divide by the sum
@@ -78,7 +80,8 @@ def spectrum(
     else:
         gram = torch.zeros(d, d, dtype=torch.float64, device=f.device)
         for block in f.split(8192):
-            gram.addmm_(block.double().T, block.double())
+            block = block.double()
+            gram.addmm_(block.T, block)
         s = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0).sqrt()
     return s / s.sum().clamp(min=1e-300) if normalize else s
 
@@ -144,33 +147,38 @@ def class_spectra(
         values = values / values.sum(1, keepdim=True).clamp(min=1e-300)
     return classes, values
 
-# %% ../../nbs/72_metrics.space.ipynb #07713952
+# %% ../../nbs/72_metrics.space.ipynb #4fa49329
 def norms(
     f: Tensor,  # raw embeddings, (N, D)
 ) -> Tensor:  # (N,) float64
-    "Lengths of the embeddings"
-    return torch.cat([block.double().norm(dim=1) for block in f.split(8192)])
+    "Lengths of the embeddings, whatever their size: squares neither overflow nor vanish"
+    scale = power_of_two(f)
+    return torch.cat([(block.double() * scale).norm(dim=1) for block in f.split(block_rows(f))]) / scale
 
-# %% ../../nbs/72_metrics.space.ipynb #98de273a
+# %% ../../nbs/72_metrics.space.ipynb #92b2fce1
 def norm_mean(
     f: Tensor,  # raw embeddings, (N, D)
+    lengths: Tensor | None = None,  # from `norms`, where they are known
 ) -> float:  # in the embedding's units
     "Mean norm"
-    return float(norms(f).mean())
+    return float((norms(f) if lengths is None else lengths).mean())
 
-# %% ../../nbs/72_metrics.space.ipynb #9deeb4d6
+# %% ../../nbs/72_metrics.space.ipynb #7fc75f3b
 def norm_var(
     f: Tensor,  # raw embeddings, (N, D)
+    lengths: Tensor | None = None,  # from `norms`, where they are known
 ) -> float:  # in the embedding's units, squared
     "Variance of the norm, divided by N"
-    return float(norms(f).var(correction=0))
+    return float((norms(f) if lengths is None else lengths).var(correction=0))
 
-# %% ../../nbs/72_metrics.space.ipynb #a169a4f7
+# %% ../../nbs/72_metrics.space.ipynb #08470a7b
 def norm_cv(
     f: Tensor,  # raw embeddings, (N, D)
+    lengths: Tensor | None = None,  # from `norms`, where they are known
 ) -> float:  # 0 or more, without unit
     "Standard deviation of the norm over its mean"
-    n = norms(f)
+    n = norms(f) if lengths is None else lengths
+    n = n * power_of_two(n)  # so that squares are finite
     return float(n.std(correction=0) / n.mean()) if n.any() else 0.0
 
 # %% ../../nbs/72_metrics.space.ipynb #0242c977

@@ -16,7 +16,7 @@ from ..core import generator, lookup
 from ..distances import as_float
 from .label import LabelSampler
 
-# %% ../../nbs/21_samplers.embedded.ipynb #b2cf72c9
+# %% ../../nbs/21_samplers.embedded.ipynb #0c37f396
 class MemoryBank:
     "One embedding for each image of a data set, as the network last gave it"
 
@@ -42,7 +42,12 @@ class MemoryBank:
         f: Tensor,  # (B, D)
     ) -> None:
         "Write the rows of a batch"
-        indices = torch.as_tensor(indices)
+        indices, f = torch.as_tensor(indices), torch.as_tensor(f)
+        if not indices.numel():
+            indices = indices.long()  # of an empty list
+        if indices.ndim != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
+            given = f"{tuple(indices.shape)} of {indices.dtype}"
+            raise ValueError(f"indices must be integers, (B,); got {given}; of a mask: mask.nonzero().flatten()")
         if f.ndim != 2 or f.shape != (len(indices), self.f.shape[1]):
             raise ValueError(f"embeddings must be ({len(indices)}, {self.f.shape[1]}); got {tuple(f.shape)}")
         if indices.device.type == "cpu" and len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
@@ -115,7 +120,7 @@ class PlannedSampler(LabelSampler):
         if self.start:
             self.plan, self.planned = state["plan"], state["planned"]
 
-# %% ../../nbs/21_samplers.embedded.ipynb #e10b55e7
+# %% ../../nbs/21_samplers.embedded.ipynb #166d760f
 class EmbeddedSampler(PlannedSampler):
     "Frame of the samplers that look at embeddings; a subclass says how one batch is selected"
 
@@ -147,6 +152,8 @@ class EmbeddedSampler(PlannedSampler):
                 f"big_batch must lie between the batch of {batch_size} and the {n} images there are, "
                 f"and be a multiple of {samples_per_class}; got {big_batch}"
             )
+        if project_dim < 0:
+            raise ValueError(f"project_dim is the dimension to project to, or 0 for none; got {project_dim}")
         self.variant = lookup("variant", variant, ("corrected", "published"))
         self.refresh = lookup("refresh", refresh, ("epoch", "batch"))
         self.big_batch, self.project_dim = big_batch, project_dim

@@ -100,14 +100,15 @@ class DDMSampler(MatchingSampler):
         deviation = (own.std(1, correction=0) - x.std(0, correction=0)).norm(dim=1)
         return mean + deviation + 75 * 2 * heights_wasserstein(p, q)
 
-# %% ../../nbs/22_samplers.matching.ipynb #997fc290
+# %% ../../nbs/22_samplers.matching.ipynb #0566cb46
 def frechet_distances(
     x: Tensor,  # (M, D), embeddings of the big batch
     at: Tensor,  # (m, b), positions of the candidates' members in it
     ridge: float = 0.0,  # added to the diagonals of both covariances inside the root
 ) -> Tensor:  # (m,)
     "Squared Fréchet distance of each candidate's Gaussian to the big batch's"
-    x = x - x.mean(0)
+    scale = 1.0 if ridge else torch.exp2(-x.abs().max().frexp().exponent.clamp(-100, 100).to(x))
+    x = (x - x.mean(0)) * scale  # a power of two, which only keeps fourth powers finite
     big, own = x.T @ x / (len(x) - 1), x[at]
     mean = own.mean(1)
     own = (own - mean[:, None]) / (at.shape[1] - 1) ** 0.5
@@ -120,7 +121,7 @@ def frechet_distances(
         product = own @ big @ own.mT
     rank = x.shape[1] if ridge else min(at.shape[1] - 1, x.shape[1])  # the other eigenvalues are 0 up to rounding
     roots = torch.linalg.eigvalsh(product)[:, -rank:].clamp(min=0).sqrt().sum(1)
-    return mean.square().sum(1) + own.square().sum((1, 2)) + big.trace() - 2 * roots
+    return (mean.square().sum(1) + own.square().sum((1, 2)) + big.trace() - 2 * roots) / scale**2
 
 
 class FRDSampler(MatchingSampler):
