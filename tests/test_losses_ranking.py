@@ -12,7 +12,6 @@ from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners as pml_miners
 from pytorch_metric_learning.reducers import MeanReducer
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import gradgradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.distances import pair_masks, unit
@@ -488,18 +487,6 @@ def test_filled_classes(classes, monkeypatch):
             results.append((value, torch.autograd.grad(value, x)[0]))
             monkeypatch.undo()
         torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
-
-
-TWICE = ["ContrastiveLoss", "TripletLoss", "MarginLoss", "SNRLoss", "NormalizedNPairLoss", "TupletMarginLoss"]
-
-
-@pytest.mark.parametrize("name", TWICE)
-def test_second_derivative(name):
-    """The gradient can be differentiated, through the sphere and the distances of triplets."""
-    f, labels = batch(7, size=8)
-    given = some_triplets(labels) if name in TUPLE else None
-    loss = make(name)
-    assert gradgradcheck(lambda x: loss(x, labels, given), f.requires_grad_())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def log1p_sum_exp(
     "log(1 + sum of exp(x - minus)) over the entries that the mask keeps, for each row, without overflow"
     return F.softplus(log_sum_exp(x, mask) - minus, threshold=60)
 
-# %% ../../nbs/49_losses.base.ipynb #437647d2
+# %% ../../nbs/49_losses.base.ipynb #3c0dfe51
 class _Gram(torch.autograd.Function):
     "x @ x.T with the gradient in one matrix product"
 
@@ -178,7 +178,7 @@ class _BatchDistances(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, d = ctx.saved_tensors
-        pull = 2 * grad if ctx.squared else torch.where(d > 0, grad / d, 0.0)
+        pull = 2 * grad if ctx.squared else grad / d.masked_fill(d == 0, torch.inf)
         pull = pull + pull.T
         return torch.addmm(pull.sum(1, keepdim=True) * x, pull, x, alpha=-1), None
 

@@ -6,20 +6,19 @@
 __all__ = ['ProxyProducts', 'ProxyLoss', 'cross_entropy', 'NormalizedSoftmaxLoss', 'ArcFaceLoss', 'CosFaceLoss', 'SphereFaceLoss',
            'ProxyNCALoss', 'SoftMaximum', 'class_spread', 'SoftTripleLoss']
 
-# %% ../../nbs/51_losses.proxy.ipynb #89de7a7a
+# %% ../../nbs/51_losses.proxy.ipynb #4b5cb6f4
 import itertools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..core import generator
 from ..distances import as_float, safe_sqrt
 from .base import Loss, check_classes
 
-# %% ../../nbs/51_losses.proxy.ipynb #a5894683
+# %% ../../nbs/51_losses.proxy.ipynb #f97cd45d
 class ProxyProducts(torch.autograd.Function):
     "Products of embeddings with unit proxies, and of the unit proxies of one class; the proxies are never copied"
 
@@ -35,10 +34,12 @@ class ProxyProducts(torch.autograd.Function):
         return products, gram
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad, within):
         z, proxies, inverse, products, gram = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
+            if torch.is_grad_enabled():  # a second derivative is wanted: the norms must know where they are from
+                square = proxies.square().sum(2).T
+                inverse = square.masked_fill(square < 1e-24, 1.0).rsqrt()
             within = within + within.mT
             radial = (grad * products).sum(0).T + (within * gram).sum(2)
             mix = within * inverse[:, :, None] * inverse[:, None] - torch.diag_embed(radial * inverse.square())
@@ -237,7 +238,7 @@ class ProxyNCALoss(ProxyLoss):
         logits, y = self.logits(f, labels, 2 * self.scale**2)
         return (logits.scatter(1, y, -torch.inf).logsumexp(1) - logits.gather(1, y)[:, 0]).mean()
 
-# %% ../../nbs/51_losses.proxy.ipynb #a4693665
+# %% ../../nbs/51_losses.proxy.ipynb #f5c25129
 class SoftMaximum(torch.autograd.Function):
     "Mean of s over its middle axis, weighted by softmax(s / gamma); a few rows at a time on the CPU"
 
@@ -251,9 +252,10 @@ class SoftMaximum(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         s, pooled = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: nothing may be written in place
+            return (s / ctx.gamma).softmax(1) * grad[:, None] * (1 + (s - pooled[:, None]) / ctx.gamma), None
         result = torch.empty_like(s)
         for part, mean, above, out in zip(*(t.split(ctx.rows) for t in (s, pooled, grad, result)), strict=True):
             weight = (part / ctx.gamma).softmax(1).mul_(above[:, None])
