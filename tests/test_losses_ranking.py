@@ -313,6 +313,29 @@ def test_many_triplets():
     torch.testing.assert_close(ranking.TripletLoss(1.0)(f, labels).double(), expected, rtol=1e-6, atol=0)
 
 
+NEAR = [
+    ("QuadrupletLoss", "some", {}),
+    ("QuadrupletLoss", None, {}),
+    ("ContrastiveLoss", "all", {}),
+    ("ContrastiveLoss", None, {}),
+    ("MarginLoss", None, {}),
+    ("TripletLoss", None, {"squared": False}),
+    ("TripletLoss", None, {}),
+]
+
+
+@pytest.mark.parametrize("name, given, more", NEAR)
+def test_nearly_equal(name, given, more):
+    """Embeddings a thousandth apart have the gradient in float32 that they have in float64, to 4 digits."""
+    g = generator(0, "near")
+    f = torch.randn(1, 64, generator=g) + 1e-3 * torch.randn(60, 64, generator=g)
+    labels, slopes = torch.arange(60) // 4, []
+    triplets = {"some": some_triplets(labels, at_most=60), "all": all_triplets(labels), None: None}[given]
+    for x in (f.clone().requires_grad_(), f.double().requires_grad_()):
+        slopes.append(torch.autograd.grad(make(name, **more).to(x.dtype)(x, labels, triplets), x)[0].double())
+    assert (slopes[0] - slopes[1]).norm() < 1e-4 * slopes[1].norm()
+
+
 def test_counts_under_ties():
     """Each active triplet is counted once on either side, whatever is equal."""
     d = torch.tensor([0.0, 0.5, 0.5, 0.5]).repeat(4, 1)

@@ -141,7 +141,7 @@ def log1p_sum_exp(
     "log(1 + sum of exp(x - minus)) over the entries that the mask keeps, for each row, without overflow"
     return F.softplus(log_sum_exp(x, mask) - minus, threshold=60)
 
-# %% ../../nbs/49_losses.base.ipynb #3c0dfe51
+# %% ../../nbs/49_losses.base.ipynb #552c793e
 class _Gram(torch.autograd.Function):
     "x @ x.T with the gradient in one matrix product"
 
@@ -163,21 +163,23 @@ def similarities(
 
 
 class _BatchDistances(torch.autograd.Function):
-    "Distances from one product, with the gradient in one product"
+    "Distances from one product of centred points, with the gradient in one product"
 
     @staticmethod
     def forward(ctx, x, squared):
-        s = x @ x.T
+        centred = x - x.mean(0)
+        s = centred @ centred.T
         norm2 = s.diagonal()
         d = (norm2[:, None] + norm2).sub_(s, alpha=2).clamp_(min=0)
         d = d if squared else d.sqrt_()
-        ctx.save_for_backward(x, d)
+        ctx.save_for_backward(x, centred, d)
         ctx.squared = squared
         return d
 
     @staticmethod
     def backward(ctx, grad):
-        x, d = ctx.saved_tensors
+        x, centred, d = ctx.saved_tensors
+        x = x - x.detach().mean(0) if torch.is_grad_enabled() else centred  # the former for a second derivative
         pull = 2 * grad if ctx.squared else grad / d.masked_fill(d == 0, torch.inf)
         pull = pull + pull.T
         return torch.addmm(pull.sum(1, keepdim=True) * x, pull, x, alpha=-1), None

@@ -266,7 +266,7 @@ class SNRLoss(Loss):
             off_mean = total[:, 0].index_select(0, triplets[0]).abs().sum() / max(1, len(d_ap))
         return hinges / active.clamp(min=1) + self.lam * off_mean
 
-# %% ../../nbs/50_losses.ranking.ipynb #37878dc9
+# %% ../../nbs/50_losses.ranking.ipynb #8b1fd1da
 def norm_penalty(
     f: Tensor,  # raw embeddings, (B, D)
     weight: float,
@@ -293,7 +293,7 @@ class GeneralizedLiftedLoss(Loss):
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
         positives, negatives = pair_masks(labels)
-        d = batch_distances(f - f.detach().mean(0), offset=1e-6 if self.variant == "published" else 0.0)
+        d = batch_distances(f, offset=1e-6 if self.variant == "published" else 0.0)
         terms = (log_sum_exp(d, positives) + log_sum_exp(self.margin - d, negatives)).relu()
         return masked_mean(terms, positives.any(1)) + norm_penalty(f, self.l2_weight, self.squared_norm)
 
