@@ -336,14 +336,22 @@ def test_nearly_equal(name, given, more):
     assert (slopes[0] - slopes[1]).norm() < 1e-4 * slopes[1].norm()
 
 
-def test_counts_under_ties():
-    """Each active triplet is counted once on either side, whatever is equal."""
+@pytest.mark.parametrize("margin", [0.0, 0.1, 0.5])
+def test_counts_under_ties(margin):
+    """Each triplet with a hinge above 0 is counted once on either side, whatever is equal."""
     d = torch.tensor([0.0, 0.5, 0.5, 0.5]).repeat(4, 1)
-    positives = pair_masks(torch.tensor([0, 0, 1, 1]))[0]
-    for margin in (0.0, 0.1, 0.5):
-        counts = active_counts(d, positives, margin)
-        torch.testing.assert_close(counts.sum(1), torch.zeros(4))
-        assert (counts[positives] >= 0).all() and (counts[~positives] <= 0).all()
+    positives, negatives = pair_masks(torch.tensor([0, 0, 1, 1]))
+    active = positives[:, :, None] & negatives[:, None] & (d[:, :, None] + margin > d[:, None])
+    torch.testing.assert_close(active_counts(d, positives, margin), (active.sum(2) - active.sum(1)).float())
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2])
+@pytest.mark.parametrize("edge", ["duplicates", "duplicates across classes", "collapsed", "zero vectors"])
+def test_snr_under_ties(edge, margin):
+    """The mean is over the same active triplets whether they are listed or not."""
+    f, labels = FINITE[edge]
+    loss = ranking.SNRLoss(margin, lam=0.0)
+    torch.testing.assert_close(loss(f, labels), loss(f, labels, all_triplets(labels)), rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
