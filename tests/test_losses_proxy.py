@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytorch_metric_learning.losses as pml
 import torch
@@ -327,8 +328,65 @@ def test_wrong_sizes_are_named(name):
         loss(f, labels - 4)
     with pytest.raises(ValueError, match="dim=4"):
         loss(f[:, :4], labels)
-    with pytest.raises(ValueError, match="positive integers; got n_classes=4, dim=0"):
+    with pytest.raises(ValueError, match="dim of the .*, at least 1; got 0"):
         make_loss(name, 4, 0)
+
+
+NONSENSE = {
+    "temperature": ("softmax", "ntxent", "supcon"),
+    "scale": (
+        "arcface",
+        "cosface",
+        "sphereface",
+        "proxynca",
+        "softtriple",
+        "npair",
+        "normalized_npair",
+        "tuplet_margin",
+    ),
+    "gamma": ("softtriple",),
+    "alpha": ("multisimilarity", "angular"),
+    "beta": ("multisimilarity",),
+    "bins": ("histogram",),
+    "per_class": ("softtriple",),
+    "n_classes": ("margin", *PROXY),
+    "dim": PROXY,
+}
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "2"])
+@pytest.mark.parametrize("key, name", [(key, name) for key, names in NONSENSE.items() for name in names])
+def test_nonsense_is_named(key, name, value):
+    given = {"n_classes": 4, "dim": 5, key: value}
+    with pytest.raises(ValueError, match=f"^{key} of the .* must be .*; got {value!r}$"):
+        make_loss(name, **given)
+
+
+@pytest.mark.parametrize("name, more", [("margin", {}), ("softtriple", {"per_class": np.int32(2)}), ("arcface", {})])
+def test_any_kind_of_integer_will_do(name, more):
+    f, labels = batch()
+    loss = make_loss(name, np.int64(4), np.int64(5), **more).double()
+    assert torch.equal(loss(f, labels), make_loss(name, 4, 5).double()(f, labels))
+
+
+@pytest.mark.parametrize(
+    "name, more",
+    [
+        ("sphereface", {"blend": -1.0}),
+        ("sphereface", {"margin": 1.5}),
+        ("sphereface", {"margin": math.nan}),
+        ("softtriple", {"per_class": 1.5}),
+        ("histogram", {"bins": 2.5}),
+        ("histogram", {"bins": 1}),
+        ("margin", {"n_classes": 2.5}),
+        ("proxynca", {"n_classes": 1}),
+        ("angular", {"alpha": 90}),
+    ],
+)
+def test_bounds_are_named(name, more):
+    ((key, value),) = more.items()
+    with pytest.raises(ValueError, match=f"^{key} of the .*; got {value}$"):
+        make_loss(name, **{"n_classes": 4, "dim": 5, **more})
 
 
 MEASURE = """
