@@ -494,6 +494,18 @@ def test_wrong_input_is_named(name, case):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_no_tensor_is_named(name):
+    loss, (f, labels) = make_loss(name, CLASSES, DIM), FINITE["random"]
+    given = {"embeddings": (f.tolist(), labels), "labels": (f, labels.tolist())}
+    if loss.uses == "triplets":
+        a, p, n = tuples(len(f))
+        given |= {"positives": (f, labels, (a, p.tolist(), n)), "triplets": (f, labels, 3)}
+    for said, arguments in given.items():
+        with pytest.raises(ValueError, match=f"^{said} .*; got (list: use torch.as_tensor|int)$"):
+            loss(*arguments)
+
+
 @pytest.mark.parametrize("name, variant", EVERY)
 def test_global_randomness_is_not_touched(name, variant):
     before = torch.get_rng_state()
