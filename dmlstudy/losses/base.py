@@ -116,7 +116,7 @@ def zero(
     "A zero with gradient zero for f, even where f is not finite"
     return f[:0].sum()
 
-# %% ../../nbs/49_losses.base.ipynb #979909df
+# %% ../../nbs/49_losses.base.ipynb #9d5d6699
 def masked_mean(
     x: Tensor,  # any shape
     mask: Tensor,  # boolean, of x's shape
@@ -149,7 +149,7 @@ class _LogSumExp(torch.autograd.Function):
 def log_sum_exp(
     x: Tensor,  # (N, M), at least one column
     mask: Tensor,  # (N, M), which entries count
-) -> Tensor:  # (N,), about -1e38 (finite) for a row without entries
+) -> Tensor:  # (N,), a large negative, finite number for a row without entries
     "log of the sum of exp over the entries that the mask keeps, for each row"
     return _LogSumExp.apply(x, mask)
 

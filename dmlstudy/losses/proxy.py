@@ -118,7 +118,7 @@ class NormalizedSoftmaxLoss(ProxyLoss):
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         return cross_entropy(*self.logits(f, labels, 1 / self.temperature))
 
-# %% ../../nbs/51_losses.proxy.ipynb #cfed8c55
+# %% ../../nbs/51_losses.proxy.ipynb #e6bde06a
 class ArcFaceLoss(ProxyLoss):
     "Cross-entropy over cosines, the true class's angle enlarged by a margin"
 
@@ -138,6 +138,7 @@ class ArcFaceLoss(ProxyLoss):
         self.margin, self.scale, self.monotone = margin, scale, monotone
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> with the margin
+        "Cosine of the angle plus the margin"
         c = c.clamp(-1 + 1e-7, 1 - 1e-7)
         sin = ((1 - c) * (1 + c)).sqrt()
         moved = c * math.cos(self.margin) - sin * math.sin(self.margin)
@@ -151,7 +152,7 @@ class ArcFaceLoss(ProxyLoss):
             return cross_entropy(logits.clamp(1e-10 * self.scale, self.scale), y)
         return cross_entropy(logits, y, self.scale * self.target(logits.gather(1, y) / self.scale))
 
-# %% ../../nbs/51_losses.proxy.ipynb #ea973a64
+# %% ../../nbs/51_losses.proxy.ipynb #3cdda5fa
 class CosFaceLoss(ProxyLoss):
     "Cross-entropy over cosines, the true class's lowered by a margin"
 
@@ -170,13 +171,14 @@ class CosFaceLoss(ProxyLoss):
         self.margin, self.scale = margin, scale
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> with the margin
+        "Cosine less the margin"
         return c - self.margin
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         logits, y = self.logits(f, labels, self.scale)
         return cross_entropy(logits, y, self.scale * self.target(logits.gather(1, y) / self.scale))
 
-# %% ../../nbs/51_losses.proxy.ipynb #0ff8165d
+# %% ../../nbs/51_losses.proxy.ipynb #51ff27fb
 class SphereFaceLoss(ProxyLoss):
     "Cross-entropy over scaled cosines, the true class's angle multiplied by an integer"
 
@@ -198,6 +200,7 @@ class SphereFaceLoss(ProxyLoss):
         self.margin, self.scale, self.blend, self.normalizes = int(margin), scale, blend, scale is not None
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> ψ
+        "Folded cosine of the multiplied angle, blended with the plain one"
         k = (c.detach().clamp(-1, 1).acos() * self.margin / math.pi).floor().clamp(max=self.margin - 1)
         before, multiple = torch.ones_like(c), c
         for _ in range(self.margin - 1):
