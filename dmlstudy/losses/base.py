@@ -262,7 +262,7 @@ def triplet_distances(
     d2 = batch_distances(x, squared=True, offset=offset).flatten().index_select(0, pairs).view(2, -1)
     return (d2 if squared else safe_sqrt(d2)).unbind()
 
-# %% ../../nbs/49_losses.base.ipynb #e7787d3f
+# %% ../../nbs/49_losses.base.ipynb #cf0e2de6
 def active_counts(
     d: Tensor,  # (B, B), d[a, j] of anchor a, at least 0
     positives: Tensor,  # (B, B), which j are a's positives; all others but a itself are its negatives
@@ -270,7 +270,7 @@ def active_counts(
 ) -> Tensor:  # (B, B): the number of active triplets of a positive pair, minus that of a negative pair
     "In how many triplets with d(a, p) + margin > d(a, n) each pair takes part, from one sort a row"
     number, d = torch.finfo(d.dtype), d.detach()
-    beyond = torch.add(d.new_tensor(number.tiny), d, alpha=1 + number.eps)  # a tie is not active
+    beyond = d * (1 + number.eps) + number.tiny  # of a negative: a tie is not active
     reach = torch.where(positives, d + margin, beyond).fill_diagonal_(torch.inf)
     order = reach.argsort(1)
     positive = positives.gather(1, order)
