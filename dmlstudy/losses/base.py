@@ -162,7 +162,7 @@ def log1p_sum_exp(
     "log(1 + sum of exp(x - minus)) over the entries that the mask keeps, for each row, without overflow"
     return F.softplus(log_sum_exp(x, mask) - minus, threshold=60)
 
-# %% ../../nbs/49_losses.base.ipynb #552c793e
+# %% ../../nbs/49_losses.base.ipynb #201e064f
 class _Gram(torch.autograd.Function):
     "x @ x.T with the gradient in one matrix product"
 
@@ -188,9 +188,9 @@ class _BatchDistances(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, squared):
-        centred = x - x.mean(0)
+        centred = torch.sub(x, x.sum(0), alpha=1 / len(x))
         s = centred @ centred.T
-        norm2 = s.diagonal()
+        norm2 = s.diagonal().clone()
         d = (norm2[:, None] + norm2).sub_(s, alpha=2).clamp_(min=0)
         d = d if squared else d.sqrt_()
         ctx.save_for_backward(x, centred, d)
@@ -200,10 +200,14 @@ class _BatchDistances(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, centred, d = ctx.saved_tensors
-        x = x - x.detach().mean(0) if torch.is_grad_enabled() else centred  # the former for a second derivative
-        pull = 2 * grad if ctx.squared else grad / d.masked_fill(d == 0, torch.inf)
+        if torch.is_grad_enabled():  # a second derivative is wanted: the points must know where they are from
+            centred = x - x.detach().mean(0)
+            inverse = None if ctx.squared else 1 / d.masked_fill(d == 0, torch.inf)
+        elif not ctx.squared:  # 0 for equal points, and a third of the time of a mask
+            inverse = d.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0)
+        pull, factor = (grad, 2) if ctx.squared else (grad * inverse, 1)
         pull = pull + pull.T
-        return torch.addmm(pull.sum(1, keepdim=True) * x, pull, x, alpha=-1), None
+        return torch.addmm(pull.sum(1, keepdim=True) * centred, pull, centred, beta=factor, alpha=-factor), None
 
 
 def batch_distances(
@@ -262,7 +266,7 @@ def triplet_distances(
     d2 = batch_distances(x, squared=True, offset=offset).flatten().index_select(0, pairs).view(2, -1)
     return (d2 if squared else safe_sqrt(d2)).unbind()
 
-# %% ../../nbs/49_losses.base.ipynb #cf0e2de6
+# %% ../../nbs/49_losses.base.ipynb #e99b5da4
 def active_counts(
     d: Tensor,  # (B, B), d[a, j] of anchor a, at least 0
     positives: Tensor,  # (B, B), which j are a's positives; all others but a itself are its negatives
@@ -270,7 +274,7 @@ def active_counts(
 ) -> Tensor:  # (B, B): the number of active triplets of a positive pair, minus that of a negative pair
     "In how many triplets with d(a, p) + margin > d(a, n) each pair takes part, from one sort a row"
     number, d = torch.finfo(d.dtype), d.detach()
-    beyond = d * (1 + number.eps) + number.tiny  # of a negative: a tie is not active
+    beyond = (d * (1 + number.eps)).add_(number.tiny)  # of a negative: a tie is not active
     reach = torch.where(positives, d + margin, beyond).fill_diagonal_(torch.inf)
     order = reach.argsort(1)
     positive = positives.gather(1, order)
