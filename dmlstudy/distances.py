@@ -10,12 +10,15 @@ __all__ = ['check_batch', 'check_triplets', 'as_float', 'unit', 'safe_sqrt', 'pa
 import torch
 from torch import Tensor
 
-# %% ../nbs/01_distances.ipynb #0451efb2
+# %% ../nbs/01_distances.ipynb #f28bc849
 def check_batch(
     f: Tensor,  # embeddings, (B, D), floating point
     labels: Tensor,  # (B,), integers, on f's device
 ) -> None:  # raises ValueError
     "Refuse a batch of the wrong shape, type or device, saying what was expected"
+    for name, given in (("embeddings", f), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise ValueError(f"{name} must be a tensor; got {type(given).__name__}: use torch.as_tensor")
     if f.ndim != 2 or not f.is_floating_point():
         raise ValueError(f"embeddings must be floating point of shape (B, D); got {tuple(f.shape)} of {f.dtype}")
     if labels.ndim != 1 or len(labels) != len(f):
@@ -31,9 +34,13 @@ def check_triplets(
     f: Tensor,  # embeddings, (B, D)
 ) -> None:  # raises ValueError
     "Refuse anything but three equally long index vectors on f's device, in range (looked at on the CPU only)"
+    if not isinstance(triplets, (tuple, list, Tensor)):
+        raise ValueError(f"triplets are a tuple (anchors, positives, negatives); got {type(triplets).__name__}")
     if len(triplets) != 3:
         raise ValueError(f"triplets are (anchors, positives, negatives); got {len(triplets)} parts")
     for name, index in zip(("anchors", "positives", "negatives"), triplets, strict=True):
+        if not isinstance(index, Tensor):
+            raise ValueError(f"{name} must be a tensor; got {type(index).__name__}: use torch.as_tensor")
         if index.ndim != 1 or len(index) != len(triplets[0]) or index.dtype != torch.int64:
             raise ValueError(
                 f"{name} must be int64 of shape ({len(triplets[0])},); got {tuple(index.shape)} of {index.dtype}"
@@ -45,7 +52,7 @@ def check_triplets(
             if least < 0 or most >= len(f):
                 raise ValueError(f"{name} point outside of the batch of {len(f)}: {least} to {most}")
 
-# %% ../nbs/01_distances.ipynb #0ebb2f45
+# %% ../nbs/01_distances.ipynb #39a9a344
 def as_float(
     f: Tensor,  # floating point of any width
 ) -> Tensor:  # float32 or float64
@@ -78,7 +85,7 @@ def unit(
     f: Tensor,  # (..., D), any floating type
     eps: float = 1e-12,  # a vector shorter than this has no direction and is left as it is
 ) -> Tensor:  # (..., D), length 1, float32 or float64
-    "Project on the unit sphere, with a finite gradient for the zero vector too"
+    "Project on the unit sphere, with a finite gradient for the zero vector too; float32 norms must be below 1.8e19"
     return _Unit.apply(as_float(f), eps)
 
 # %% ../nbs/01_distances.ipynb #7d3c8ce3

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['ContrastLoss', 'NTXentLoss', 'SupConLoss']
 
-# %% ../../nbs/52_losses.contrast.ipynb #5e1d2ca3
+# %% ../../nbs/52_losses.contrast.ipynb #58726e60
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..distances import pair_masks
-from .base import Loss, log_sum_exp, masked_mean, similarities
+from .base import Loss, check_numbers, log_sum_exp, masked_mean, similarities
 
-# %% ../../nbs/52_losses.contrast.ipynb #f74ca5eb
+# %% ../../nbs/52_losses.contrast.ipynb #1f705ee7
 class ContrastLoss(Loss):
     "A softmax over the cosines of a batch; a subclass says which entries count as what"
 
@@ -24,8 +24,7 @@ class ContrastLoss(Loss):
         variant: str = "corrected",  # published: the factor
     ):
         super().__init__(variant)
-        if not temperature > 0:
-            raise ValueError(f"the temperature must be positive; got {temperature!r}")
+        check_numbers(self, over=0, temperature=temperature)
         own = temperature / 0.07 if variant == "published" else 1.0
         self.temperature, self.loss_scale = temperature, own if loss_scale is None else loss_scale
 

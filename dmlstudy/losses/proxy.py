@@ -6,20 +6,19 @@
 __all__ = ['ProxyProducts', 'ProxyLoss', 'cross_entropy', 'NormalizedSoftmaxLoss', 'ArcFaceLoss', 'CosFaceLoss', 'SphereFaceLoss',
            'ProxyNCALoss', 'SoftMaximum', 'class_spread', 'SoftTripleLoss']
 
-# %% ../../nbs/51_losses.proxy.ipynb #89de7a7a
+# %% ../../nbs/51_losses.proxy.ipynb #c97c09d1
 import itertools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..core import generator
 from ..distances import as_float, safe_sqrt
-from .base import Loss, check_classes
+from .base import Loss, check_classes, check_numbers
 
-# %% ../../nbs/51_losses.proxy.ipynb #a5894683
+# %% ../../nbs/51_losses.proxy.ipynb #f97cd45d
 class ProxyProducts(torch.autograd.Function):
     "Products of embeddings with unit proxies, and of the unit proxies of one class; the proxies are never copied"
 
@@ -35,10 +34,12 @@ class ProxyProducts(torch.autograd.Function):
         return products, gram
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad, within):
         z, proxies, inverse, products, gram = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
+            if torch.is_grad_enabled():  # a second derivative is wanted: the norms must know where they are from
+                square = proxies.square().sum(2).T
+                inverse = square.masked_fill(square < 1e-24, 1.0).rsqrt()
             within = within + within.mT
             radial = (grad * products).sum(0).T + (within * gram).sum(2)
             mix = within * inverse[:, :, None] * inverse[:, None] - torch.diag_embed(radial * inverse.square())
@@ -51,7 +52,7 @@ class ProxyProducts(torch.autograd.Function):
                 to_proxies.transpose(0, 1).add_(mix @ proxies.transpose(0, 1))
             return grad @ proxies.flatten(0, 1), to_proxies
 
-# %% ../../nbs/51_losses.proxy.ipynb #77f398e1
+# %% ../../nbs/51_losses.proxy.ipynb #977d5806
 class ProxyLoss(Loss):
     "A loss with learned proxies; a subclass says what is done with the similarities"
 
@@ -66,12 +67,8 @@ class ProxyLoss(Loss):
         variant: str = "corrected",  # corrected or published
     ):
         super().__init__(variant)
-        if not (isinstance(n_classes, int) and isinstance(dim, int) and n_classes > 0 and dim > 0):
-            raise ValueError(
-                f"{type(self).__name__} keeps proxies for each class: n_classes and dim must be positive integers; "
-                f"got n_classes={n_classes!r}, dim={dim!r}"
-            )
-        self.n_classes, self.dim, self.lr = n_classes, dim, lr
+        check_numbers(self, least=1, whole=True, n_classes=n_classes, dim=dim)
+        self.n_classes, self.dim, self.lr = int(n_classes), int(dim), lr
         self.proxies = nn.Parameter(self.first_proxies(generator(seed, "proxies")))
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
@@ -101,7 +98,7 @@ def cross_entropy(
     logits = logits if target is None else logits.scatter(1, y, target)
     return F.cross_entropy(logits, y[:, 0])
 
-# %% ../../nbs/51_losses.proxy.ipynb #259e480c
+# %% ../../nbs/51_losses.proxy.ipynb #5984c48f
 class NormalizedSoftmaxLoss(ProxyLoss):
     "Cross-entropy over cosines to the proxies, divided by a temperature"
 
@@ -115,12 +112,13 @@ class NormalizedSoftmaxLoss(ProxyLoss):
         variant: str = "corrected",  # published is the same
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
+        check_numbers(self, over=0, temperature=temperature)
         self.temperature = temperature
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         return cross_entropy(*self.logits(f, labels, 1 / self.temperature))
 
-# %% ../../nbs/51_losses.proxy.ipynb #8acaaaae
+# %% ../../nbs/51_losses.proxy.ipynb #e6bde06a
 class ArcFaceLoss(ProxyLoss):
     "Cross-entropy over cosines, the true class's angle enlarged by a margin"
 
@@ -136,9 +134,11 @@ class ArcFaceLoss(ProxyLoss):
         variant: str = "corrected",  # published: no margin, cosines clipped to [1e-10, 1]
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
+        check_numbers(self, over=0, scale=scale)
         self.margin, self.scale, self.monotone = margin, scale, monotone
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> with the margin
+        "Cosine of the angle plus the margin"
         c = c.clamp(-1 + 1e-7, 1 - 1e-7)
         sin = ((1 - c) * (1 + c)).sqrt()
         moved = c * math.cos(self.margin) - sin * math.sin(self.margin)
@@ -152,7 +152,7 @@ class ArcFaceLoss(ProxyLoss):
             return cross_entropy(logits.clamp(1e-10 * self.scale, self.scale), y)
         return cross_entropy(logits, y, self.scale * self.target(logits.gather(1, y) / self.scale))
 
-# %% ../../nbs/51_losses.proxy.ipynb #8667ab8c
+# %% ../../nbs/51_losses.proxy.ipynb #3cdda5fa
 class CosFaceLoss(ProxyLoss):
     "Cross-entropy over cosines, the true class's lowered by a margin"
 
@@ -167,16 +167,18 @@ class CosFaceLoss(ProxyLoss):
         variant: str = "corrected",  # published is the same
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
+        check_numbers(self, over=0, scale=scale)
         self.margin, self.scale = margin, scale
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> with the margin
+        "Cosine less the margin"
         return c - self.margin
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         logits, y = self.logits(f, labels, self.scale)
         return cross_entropy(logits, y, self.scale * self.target(logits.gather(1, y) / self.scale))
 
-# %% ../../nbs/51_losses.proxy.ipynb #8d006677
+# %% ../../nbs/51_losses.proxy.ipynb #51ff27fb
 class SphereFaceLoss(ProxyLoss):
     "Cross-entropy over scaled cosines, the true class's angle multiplied by an integer"
 
@@ -192,11 +194,13 @@ class SphereFaceLoss(ProxyLoss):
         variant: str = "corrected",  # published is the same
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
-        if margin != int(margin) or margin < 1:
-            raise ValueError(f"SphereFace multiplies the angle by an integer margin, 1, 2, 3 …; got {margin!r}")
+        check_numbers(self, least=1, whole=True, margin=margin)
+        check_numbers(self, over=0, scale=1 if scale is None else scale)
+        check_numbers(self, least=0, blend=blend)
         self.margin, self.scale, self.blend, self.normalizes = int(margin), scale, blend, scale is not None
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> ψ
+        "Folded cosine of the multiplied angle, blended with the plain one"
         k = (c.detach().clamp(-1, 1).acos() * self.margin / math.pi).floor().clamp(max=self.margin - 1)
         before, multiple = torch.ones_like(c), c
         for _ in range(self.margin - 1):
@@ -209,7 +213,7 @@ class SphereFaceLoss(ProxyLoss):
         scale = f.norm(dim=1, keepdim=True).clamp(min=1e-12) if self.scale is None else self.scale
         return cross_entropy(logits, y, scale * self.target(logits.gather(1, y) / scale))
 
-# %% ../../nbs/51_losses.proxy.ipynb #62eea516
+# %% ../../nbs/51_losses.proxy.ipynb #04d79ab1
 class ProxyNCALoss(ProxyLoss):
     "Neighbourhood components analysis with one proxy a class, the true class left out of the denominator"
 
@@ -225,8 +229,8 @@ class ProxyNCALoss(ProxyLoss):
         variant: str = "corrected",  # published is the same
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
-        if n_classes < 2:
-            raise ValueError("ProxyNCA compares with the proxies of other classes: n_classes must be at least 2; got 1")
+        check_numbers(self, least=2, whole=True, n_classes=n_classes)  # one to be compared with
+        check_numbers(self, over=0, scale=scale)
         self.scale = scale
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
@@ -237,7 +241,7 @@ class ProxyNCALoss(ProxyLoss):
         logits, y = self.logits(f, labels, 2 * self.scale**2)
         return (logits.scatter(1, y, -torch.inf).logsumexp(1) - logits.gather(1, y)[:, 0]).mean()
 
-# %% ../../nbs/51_losses.proxy.ipynb #a4693665
+# %% ../../nbs/51_losses.proxy.ipynb #f5c25129
 class SoftMaximum(torch.autograd.Function):
     "Mean of s over its middle axis, weighted by softmax(s / gamma); a few rows at a time on the CPU"
 
@@ -251,9 +255,10 @@ class SoftMaximum(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         s, pooled = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: nothing may be written in place
+            return (s / ctx.gamma).softmax(1) * grad[:, None] * (1 + (s - pooled[:, None]) / ctx.gamma), None
         result = torch.empty_like(s)
         for part, mean, above, out in zip(*(t.split(ctx.rows) for t in (s, pooled, grad, result)), strict=True):
             weight = (part / ctx.gamma).softmax(1).mul_(above[:, None])
@@ -268,7 +273,7 @@ def class_spread(
     c, k, _ = gram.shape
     return safe_sqrt(2.00001 - 2 * gram).triu(1).sum() / (c * max(1, k * (k - 1)))
 
-# %% ../../nbs/51_losses.proxy.ipynb #ab04ebc2
+# %% ../../nbs/51_losses.proxy.ipynb #8bebf166
 class SoftTripleLoss(ProxyLoss):
     "Cross-entropy over similarities to classes with several proxies each"
 
@@ -285,8 +290,10 @@ class SoftTripleLoss(ProxyLoss):
         seed: int = 0,  # of the first proxies
         variant: str = "corrected",  # published: wrong axes
     ):
-        self.per_class = per_class  # kept before the proxies are made
+        check_numbers(self, least=1, whole=True, per_class=per_class)
+        self.per_class = int(per_class)  # kept before the proxies are made
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
+        check_numbers(self, over=0, gamma=gamma, scale=scale)
         self.margin, self.gamma, self.scale, self.tau = margin, gamma, scale, tau
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (K, C, D)

@@ -8,7 +8,7 @@ __all__ = ['triplet_weights', 'ContrastiveLoss', 'TripletLoss', 'MarginLoss', 'D
            'lost_shares', 'HistogramLoss', 'MultiSimilarityLoss', 'first_two', 'NormalizedNPairLoss', 'mean_weights',
            'TupletMarginLoss']
 
-# %% ../../nbs/50_losses.ranking.ipynb #a27bb0c1
+# %% ../../nbs/50_losses.ranking.ipynb #f9e2a33a
 import math
 
 import torch
@@ -22,6 +22,7 @@ from dmlstudy.losses.base import (
     all_triplet_hinge,
     batch_distances,
     check_classes,
+    check_numbers,
     log1p_sum_exp,
     log_sum_exp,
     masked_mean,
@@ -89,7 +90,7 @@ class TripletLoss(Loss):
         n_positives, n_negatives = triplets_per_anchor(positives)
         return total / (n_positives * n_negatives).sum().clamp(min=1)
 
-# %% ../../nbs/50_losses.ranking.ipynb #d3f106c4
+# %% ../../nbs/50_losses.ranking.ipynb #0b317d96
 class MarginLoss(Loss):
     "Hinges around a learnable boundary beta, divided by what is active"
 
@@ -108,6 +109,9 @@ class MarginLoss(Loss):
         super().__init__(variant)
         self.margin, self.lr = margin, beta_lr
         self.normalizer = lookup("normalizer", normalizer, ("triplets", "pairs"))
+        if n_classes is not None:
+            check_numbers(self, least=1, whole=True, n_classes=n_classes)
+            n_classes = int(n_classes)
         self.n_classes = n_classes
         self.beta = nn.Parameter(torch.full((n_classes,) if n_classes else (), float(beta)), requires_grad=learn_beta)
 
@@ -266,7 +270,7 @@ class SNRLoss(Loss):
             off_mean = total[:, 0].index_select(0, triplets[0]).abs().sum() / max(1, len(d_ap))
         return hinges / active.clamp(min=1) + self.lam * off_mean
 
-# %% ../../nbs/50_losses.ranking.ipynb #37878dc9
+# %% ../../nbs/50_losses.ranking.ipynb #8b1fd1da
 def norm_penalty(
     f: Tensor,  # raw embeddings, (B, D)
     weight: float,
@@ -293,11 +297,11 @@ class GeneralizedLiftedLoss(Loss):
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
         positives, negatives = pair_masks(labels)
-        d = batch_distances(f - f.detach().mean(0), offset=1e-6 if self.variant == "published" else 0.0)
+        d = batch_distances(f, offset=1e-6 if self.variant == "published" else 0.0)
         terms = (log_sum_exp(d, positives) + log_sum_exp(self.margin - d, negatives)).relu()
         return masked_mean(terms, positives.any(1)) + norm_penalty(f, self.l2_weight, self.squared_norm)
 
-# %% ../../nbs/50_losses.ranking.ipynb #f9198ae4
+# %% ../../nbs/50_losses.ranking.ipynb #4e553ce3
 class NPairLoss(DrawingLoss):
     "Mean over anchors of a softmax loss of one positive against all negatives; the norm penalty always counts"
 
@@ -312,6 +316,7 @@ class NPairLoss(DrawingLoss):
         variant: str = "corrected",  # no difference
     ):
         super().__init__(variant, seed)
+        check_numbers(self, over=0, scale=scale)
         self.l2_weight, self.scale, self.squared_norm = l2_weight, scale, squared_norm
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
@@ -321,7 +326,7 @@ class NPairLoss(DrawingLoss):
         terms = log1p_sum_exp(similarity, labels[:, None] != labels, similarity.gather(1, p[:, None])[:, 0])
         return masked_mean(terms, found) + norm_penalty(f, self.l2_weight, self.squared_norm)
 
-# %% ../../nbs/50_losses.ranking.ipynb #7781155a
+# %% ../../nbs/50_losses.ranking.ipynb #5fd8d725
 class AngularLoss(DrawingLoss):
     "N-pair loss on raw embeddings plus an angular softmax on the sphere; the norm penalty always counts"
 
@@ -337,6 +342,7 @@ class AngularLoss(DrawingLoss):
         variant: str = "corrected",  # no difference
     ):
         super().__init__(variant, seed)
+        check_numbers(self, over=0, under=90, alpha=alpha)
         self.alpha, self.lam, self.l2_weight, self.squared_norm = alpha, lam, l2_weight, squared_norm
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
@@ -352,7 +358,7 @@ class AngularLoss(DrawingLoss):
         )
         return masked_mean(terms, found) + norm_penalty(f, self.l2_weight, self.squared_norm)
 
-# %% ../../nbs/50_losses.ranking.ipynb #42969bad
+# %% ../../nbs/50_losses.ranking.ipynb #c672a71e
 def lost_shares(
     bins: int,  # number of nodes
 ) -> list[bool]:  # of each bin between two nodes
@@ -370,9 +376,8 @@ class HistogramLoss(Loss):
         variant: str = "corrected",  # published: shares lost to float equality, which matters for 11 but not for 65
     ):
         super().__init__(variant)
-        if bins < 2:
-            raise ValueError(f"bins are the nodes over [-1, 1], at least 2; got {bins}")
-        self.bins = bins
+        check_numbers(self, least=2, whole=True, bins=bins)
+        self.bins = bins = int(bins)
         lost = lost_shares(bins) if variant == "published" else [False] * (bins - 1)
         self.register_buffer("kept", ~torch.tensor(lost), persistent=False)
 
@@ -392,7 +397,7 @@ class HistogramLoss(Loss):
         h_p, h_n = h.view(2, -1).unbind()
         return (h_n * h_p.cumsum(0)).sum() / (positives.sum() * negatives.sum()).clamp(min=1)
 
-# %% ../../nbs/50_losses.ranking.ipynb #875d1060
+# %% ../../nbs/50_losses.ranking.ipynb #b71a32db
 class MultiSimilarityLoss(Loss):
     "Soft maxima of the similarities that an anchor keeps; an anchor that keeps none is left out"
 
@@ -407,6 +412,7 @@ class MultiSimilarityLoss(Loss):
         variant: str = "corrected",  # no difference
     ):
         super().__init__(variant)
+        check_numbers(self, over=0, alpha=alpha, beta=beta)
         self.alpha, self.beta, self.lam, self.epsilon = alpha, beta, lam, epsilon
         self.mean_over, self.max_positive = lookup("mean", mean_over, ("kept", "batch")), max_positive
 
@@ -423,7 +429,7 @@ class MultiSimilarityLoss(Loss):
         n_anchors = len(z) if self.mean_over == "batch" else keep_n.any(1).sum().clamp(min=1)
         return (pull + push).sum() / n_anchors
 
-# %% ../../nbs/50_losses.ranking.ipynb #4a3c5511
+# %% ../../nbs/50_losses.ranking.ipynb #064f2e91
 def first_two(
     labels: Tensor,  # (B,)
     fill: bool | None = None,  # up to B // 2 places, so that no GPU need count them; None: unless on the CPU
@@ -447,6 +453,7 @@ class NormalizedNPairLoss(Loss):
         variant: str = "corrected",  # no difference
     ):
         super().__init__(variant)
+        check_numbers(self, over=0, scale=scale)
         self.scale = scale
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
@@ -457,7 +464,7 @@ class NormalizedNPairLoss(Loss):
         own = torch.where(found, torch.arange(len(found), device=z.device), -1)
         return F.cross_entropy(logits, own, ignore_index=-1, reduction="sum") / found.sum().clamp(min=1)
 
-# %% ../../nbs/50_losses.ranking.ipynb #e6c97635
+# %% ../../nbs/50_losses.ranking.ipynb #bc470c4d
 def mean_weights(
     mask: Tensor,  # boolean
     dtype: torch.dtype,
@@ -479,6 +486,7 @@ class TupletMarginLoss(Loss):
         variant: str = "corrected",  # no difference
     ):
         super().__init__(variant)
+        check_numbers(self, over=0, scale=scale)
         self.scale, self.beta, self.lam, self.epsilon = scale, beta, lam, epsilon
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
