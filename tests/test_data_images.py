@@ -353,6 +353,100 @@ def test_a_test_list_without_classes_is_explained(tmp_path):
         load_cars196(root, strict=False)
 
 
+CUB_LISTS = "cub200/CUB_200_2011/{}.txt"
+LISTS = {  # what is broken: data set, layout, file, content -> damaged content, what the message says
+    "no label": ("cub200", "official lists", CUB_LISTS.format("image_class_labels"),
+                 lambda b: b.split(b"\n", 1)[1], "has no line for image 1"),
+    "unknown class": ("cub200", "official lists", CUB_LISTS.format("image_class_labels"),
+                      lambda b: b.replace(b"1 1\n", b"1 77\n", 1), "gives image 1 the class '77'"),
+    "one column": ("cub200", "official lists", CUB_LISTS.format("images"), lambda b: b + b"77\n", "line 13 .*1 of 2"),
+    "no number": ("cub200", "official lists", CUB_LISTS.format("classes"),
+                  lambda b: b.replace(b"2 ", b"x ", 1), "line 2 .*'x' is no number"),
+    "number twice": ("cub200", "official lists", CUB_LISTS.format("images"),
+                     lambda b: b.replace(b"2 001", b"1 001", 1), "line 2 .*'1' is there twice"),
+    "Latin-1": ("cub200", "official lists", CUB_LISTS.format("images"),
+                lambda b: b.replace(b"Auk_1", b"A\xe9k", 1), "line 2 .*utf-8"),
+    "short line": ("sop", "official lists", "Stanford_Online_Products/Ebay_train.txt",
+                   lambda b: b + b"5 6\n", "line 8 .*2 of 4"),
+    "no such split": ("inshop", "list and images", "inshop/list_eval_partition.txt",
+                      lambda b: b.replace(b"query", b"querry", 1), "line 9 .*Did you mean 'query'"),
+}  # fmt: skip
+
+
+def damage(root, file, change):
+    (root / file).write_bytes(change((root / file).read_bytes()))
+    return root
+
+
+def is_named(name, root, file, says):
+    "Loading raises a ValueError that names the file, and `check` says the same"
+    with pytest.raises(ValueError, match=says) as error:
+        IMAGE_SETS[name](root, strict=False)
+    assert str(root / file) in str(error.value) and ("get the file anew" in str(error.value) or "beside it" in says)
+    assert str(error.value) in str(report := check(name, root)) and not report.ok
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_a_damaged_list_is_named_with_its_line(tmp_path, case):
+    name, layout, file, change, says = LISTS[case]
+    is_named(name, damage(build(name, layout, tmp_path), file, change), file, says)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "files"),
+    [
+        ("cub200", "official lists", [CUB_LISTS.format(k) for k in ("classes", "images", "image_class_labels")]),
+        ("sop", "official lists", ["Stanford_Online_Products/Ebay_train.txt"]),
+        ("inshop", "list and images", ["inshop/list_eval_partition.txt"]),
+    ],
+)
+def test_lists_may_come_from_windows(tmp_path, name, layout, files):
+    plain = IMAGE_SETS[name](build(name, layout, tmp_path), strict=False)
+    for file in files:
+        damage(tmp_path, file, lambda b: b"\xef\xbb\xbf" + b.replace(b"\n", b"\r\n") + b"\r\n")
+    again = IMAGE_SETS[name](tmp_path, strict=False)
+    for part, split in splits_of(plain).items():
+        assert getattr(again, part).images.paths == split.images.paths
+        assert getattr(again, part).class_names == split.class_names
+
+
+PICKLES = {
+    "cut": lambda b: b[:60],
+    "empty": lambda b: b"",
+    "list": lambda b: pickle.dumps([1], protocol=2),
+    "html": lambda b: b"<html>",
+    "labels": lambda b: pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 10]}, protocol=2),
+    "shape": lambda b: pickle.dumps({b"data": np.zeros((2, 3071), np.uint8), b"labels": [0, 1]}, protocol=2),
+}
+
+
+@pytest.mark.parametrize("case", PICKLES)
+@pytest.mark.parametrize("layout", ["python", "binary"])
+def test_a_damaged_file_of_cifar_is_named(tmp_path, layout, case):
+    build("cifar10", layout, tmp_path)
+    file = next(tmp_path.rglob("data_batch_3*")).relative_to(tmp_path)
+    is_named("cifar10", damage(tmp_path, file, PICKLES[case]), file, "data_batch_3.* is damaged")
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>" * 40, b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400)])
+@pytest.mark.parametrize("file", ["cars_meta.mat", "cars_train_annos.mat"])
+def test_a_damaged_matlab_file_is_named(tmp_path, file, content):
+    root, file = build("cars196", "official halves", tmp_path), f"stanford_cars/devkit/{file}"
+    is_named("cars196", damage(root, file, lambda _: content), file, "is damaged")
+    whole = damage(root, file, lambda _: b"") / file
+    mat(whole, something=np.zeros(3))
+    is_named("cars196", root, file, "is damaged")
+
+
+@pytest.mark.parametrize("number", [0, 5, 99])
+def test_a_class_of_cars_that_does_not_exist_is_refused(tmp_path, number):
+    root = build("cars196", "official halves", tmp_path)
+    file = "stanford_cars/devkit/cars_train_annos.mat"
+    rows = [{"bbox_x1": 1, "class": k, "fname": f"{i:05}.jpg"} for i, k in enumerate((1, 2, 3, 4, number))]
+    mat(root / file, annotations=notes(rows))
+    is_named("cars196", root, file, f"00004.jpg is of class {number}; there are classes 1 to 4")
+
+
 def test_matlab_files_without_scipy(tmp_path, monkeypatch):
     root = build("cars196", "official list", tmp_path)
     monkeypatch.setattr(module.util, "find_spec", lambda name: None)
@@ -566,6 +660,87 @@ def test_a_good_archive_is_unpacked_once(tmp_path, kind):
     with pytest.raises(ValueError, match="damaged|neither a tar nor a zip"):
         unpack(archive, tmp_path / "other")
     assert [p.name for p in (tmp_path / "target").iterdir()] == ["a"] and not [*(tmp_path / "other").iterdir()]
+
+
+def packed(folder, kind):
+    "An archive of some twenty images, and where its members begin (tar)"
+    for i in range(20):
+        photograph(90, 80, i).save(folder / f"{i:02}.png")
+    archive = folder / f"images.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as z:
+            [z.write(p, f"images/{p.name}") for p in sorted(folder.glob("*.png"))]
+        return archive, []
+    with tarfile.open(archive, "w" if kind == "tar" else f"w:{kind}") as tar:
+        [tar.add(p, f"images/{p.name}") for p in sorted(folder.glob("*.png"))]
+    with tarfile.open(archive) as tar:
+        return archive, [member.offset for member in tar]
+
+
+def refused(archive, target, says="download it again"):
+    with pytest.raises(ValueError, match=says) as error:
+        unpack(archive, target)
+    assert str(archive) in str(error.value) and [*target.iterdir()] == []
+
+
+@pytest.mark.parametrize("kind", ["tar", "gz", "bz2", "xz", "zip"])
+def test_a_shortened_archive_is_refused(tmp_path, kind):
+    archive, starts = packed(tmp_path, kind)
+    whole, target = archive.read_bytes(), tmp_path / "target"
+    if kind == "tar":  # in a header, between members, in a member, without its end
+        cuts = [starts[10] + 100, starts[10], starts[10] + 600, whole.rindex(b"IEND") // 512 * 512 + 512]
+    else:
+        cuts = [1, len(whole) // 3, len(whole) // 2, len(whole) - 30, len(whole) - 5]
+    for cut in cuts:
+        archive.write_bytes(whole[:cut])
+        refused(archive, target)
+    archive.write_bytes(whole)
+    assert unpack(archive, target) == 20
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip"])
+def test_a_wrong_byte_anywhere_in_a_compressed_archive_is_found(tmp_path, kind):
+    archive, _ = packed(tmp_path, kind)
+    whole = archive.read_bytes()
+    places = [len(whole) * i // 7 for i in range(1, 7)] + ([len(whole) - 6] if kind == "gz" else [])
+    for place in places:
+        archive.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
+        refused(archive, tmp_path / "target")
+
+
+def test_a_wrong_header_does_not_end_a_tar(tmp_path):
+    archive, starts = packed(tmp_path, "tar")
+    content = bytearray(archive.read_bytes())
+    content[starts[-1] + 5] ^= 0x5A  # the last member: nothing but zeros would follow
+    archive.write_bytes(content)
+    refused(archive, tmp_path / "target", "it is damaged .*download it again")
+
+
+def test_a_compression_that_python_does_not_know_is_explained(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as z:
+        z.writestr("a.txt", "hello")
+    content = bytearray((tmp_path / "x.zip").read_bytes())
+    for place in (8, content.find(b"PK\1\2") + 10):
+        content[place : place + 2] = b"\x09\0"  # deflate64
+    (tmp_path / "x.zip").write_bytes(content)
+    refused(tmp_path / "x.zip", tmp_path / "target", "unpack it by another program")
+
+
+def test_members_that_contradict_each_other_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        [tar.addfile(tarfile.TarInfo(name), io.BytesIO()) for name in ("a", "a/b")]
+    refused(tmp_path / "x.tar", tmp_path / "target")
+
+
+@pytest.mark.parametrize("content", [b"PK\3\4 and half of it", b"<html>"])
+def test_what_is_called_an_archive_is_never_copied(tmp_path, content):
+    (tmp_path / "img.zip").write_bytes(content)  # its MD5 is not known
+    with pytest.raises(ValueError, match="img.zip was not unpacked.*download it again"):
+        prepare("inshop", tmp_path / "root", tmp_path / "img.zip")
+    assert not [*(tmp_path / "root/inshop").iterdir()]
+    (tmp_path / "mine.zip").write_bytes(content)
+    with pytest.raises(ValueError, match="mine.zip was not unpacked.*download it again"):
+        prepare("cub200", tmp_path / "root", tmp_path / "mine.zip")
 
 
 @pytest.fixture

@@ -4,15 +4,19 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'SUFFIXES', 'CIFAR_PARTS', 'LAYOUTS', 'IN_SHOP', 'FOLDERS', 'load_cub200', 'load_cars196', 'load_sop',
-           'load_inshop', 'IMAGE_SETS', 'to_rgb', 'open_image', 'Files', 'class_order', 'halves', 'read_class_folders',
-           'read_cub_lists', 'read_mat', 'car_names', 'car_rows', 'read_car_lists', 'read_car_devkit', 'car_order',
-           'read_car_folders', 'read_sop', 'read_inshop', 'read_cifar', 'Place', 'data_dir', 'find', 'load_images',
-           'count', 'load_cifar10', 'unreadable', 'fingerprint', 'write_atomically', 'verify', 'Report', 'check',
-           'short_side', 'decoded_path', 'write_decoded', 'Decoded', 'unpack', 'checksums', 'download', 'prepare']
+           'load_inshop', 'IMAGE_SETS', 'AGAIN', 'to_rgb', 'open_image', 'Files', 'class_order', 'halves', 'reading',
+           'table', 'read_class_folders', 'numbered', 'read_cub_lists', 'read_mat', 'car_names', 'car_rows',
+           'read_car_lists', 'read_car_devkit', 'car_order', 'read_car_folders', 'read_sop', 'read_inshop',
+           'read_cifar', 'Place', 'data_dir', 'find', 'load_images', 'count', 'load_cifar10', 'unreadable',
+           'fingerprint', 'write_atomically', 'verify', 'Report', 'check', 'short_side', 'decoded_path',
+           'write_decoded', 'Decoded', 'unpack', 'checksums', 'download', 'prepare']
 
-# %% ../../nbs/11_data.images.ipynb #a95bf0f2
+# %% ../../nbs/11_data.images.ipynb #bd9a67a3
+import codecs
+import errno
 import hashlib
 import json
+import lzma
 import os
 import pickle
 import re
@@ -23,6 +27,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import util
@@ -171,7 +176,38 @@ def halves(
     cut = sum(rank[name] < half for name, _ in rows)
     return {"train": (list(classes[:half]), rows[:cut]), "test": (list(classes[half:]), rows[cut:])}
 
-# %% ../../nbs/11_data.images.ipynb #87fd94e9
+# %% ../../nbs/11_data.images.ipynb #5fdfbd83
+@contextmanager
+def reading(
+    what: str | Path,  # the file, or its line
+    remedy: str = "unpack its archive again, or get the file anew",
+) -> Iterator[None]:
+    "What a damaged file can raise becomes a ValueError that names it"
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # readers of pickles and Matlab files raise many kinds
+        if isinstance(error, OSError) and error.errno:  # no permission, no such file: it names the file itself
+            raise
+        raise ValueError(f"{what} is damaged ({type(error).__name__}: {error}): {remedy}") from error
+
+
+def table(
+    path: Path,  # a text file in UTF-8, columns parted by blanks
+    columns: int,  # in each line; the last may hold blanks
+    head: int = 0,  # lines that are passed over
+) -> Iterator[tuple[str, list[str]]]:  # "FILE, line 3", its columns
+    "The lines of a list that are not empty"
+    for n, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        if n > head and line.strip():
+            with reading(place := f"{path}, line {n}"):
+                row = line.decode().strip().split(maxsplit=columns - 1)
+                if len(row) < columns:
+                    raise ValueError(f"it has {len(row)} of {columns} columns")
+            yield place, row
+
+# %% ../../nbs/11_data.images.ipynb #bb1ce2ad
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 
 
@@ -191,36 +227,61 @@ def read_class_folders(
     return halves(order(classes), rows)
 
 
+def numbered(
+    path: Path,  # a list of CUB
+) -> dict[str, str]:  # number, as it is written -> the rest of its line
+    "Lines that begin with a number of their own"
+    found = {}
+    for place, (number, rest) in table(path, 2):
+        with reading(place):
+            if not number.isdecimal() or number in found:
+                raise ValueError(f"{number!r} is there twice" if number in found else f"{number!r} is no number")
+        found[number] = rest
+    return found
+
+
 def read_cub_lists(base: Path) -> dict[str, tuple]:
     "CUB's `classes.txt`, `images.txt` and `image_class_labels.txt`"
-    columns = lambda name: dict(line.split(maxsplit=1) for line in open(base / name) if line.strip())
-    classes, labels = columns("classes.txt"), columns("image_class_labels.txt")
-    classes = {k: name.strip() for k, name in classes.items()}
-    ordered = [classes[k] for k in sorted(classes, key=int)]
-    rows = [(classes[labels[k].strip()], f"images/{path.strip()}") for k, path in columns("images.txt").items()]
-    return halves(ordered, rows)
+    classes, labels, images = (base / name for name in ("classes.txt", "image_class_labels.txt", "images.txt"))
+    names, label, rows = numbered(classes), numbered(labels), []
+    for k, path in numbered(images).items():
+        with reading(labels):
+            if label.get(k) not in names:
+                given = f"gives image {k} the class {label[k]!r}" if k in label else f"has no line for image {k}"
+                raise ValueError(f"it {given}; {classes.name} has {len(names)} classes")
+        rows.append((names[label[k]], f"images/{path}"))
+    return halves([names[k] for k in sorted(names, key=int)], rows)
 
-# %% ../../nbs/11_data.images.ipynb #c0771271
+# %% ../../nbs/11_data.images.ipynb #c04eb5a3
 def read_mat(path: Path) -> dict:  # variable -> array
     "A Matlab file, if SciPy is installed"
     if util.find_spec("scipy") is None:
         raise ImportError(f"{path} is a Matlab file: reading it needs SciPy (pip install scipy), or use class folders.")
     from scipy.io import loadmat
 
-    return loadmat(path, squeeze_me=True)
+    with reading(path):
+        return loadmat(path, squeeze_me=True)
 
 
 def car_names(path: Path) -> list[str]:  # class names in the official order
     "The class names of `cars_annos.mat` or `cars_meta.mat`"
-    return [str(name) for name in np.atleast_1d(read_mat(path)["class_names"])]
+    held = read_mat(path)
+    with reading(path):
+        return [str(name) for name in np.atleast_1d(held["class_names"])]
 
 
 def car_rows(path: Path, names: Sequence[str], folder: str, field: str) -> list[tuple[str, str]]:
     "(class, path) of every annotation in a file of CARS"
-    notes = np.atleast_1d(read_mat(path)["annotations"])
+    held = read_mat(path)
+    with reading(path):
+        notes = np.atleast_1d(held["annotations"])
     if "class" not in (notes.dtype.names or ()):
         raise ValueError(f"{path} has no classes; cars_test_annos_withlabels.mat has them and belongs beside it")
-    return [(names[int(row["class"]) - 1], str(PurePosixPath(folder, str(row[field])))) for row in notes]
+    with reading(path):
+        rows = [(int(row["class"]), str(PurePosixPath(folder, str(row[field])))) for row in notes]
+        if wrong := [f"{name} is of class {c}" for c, name in rows if not 1 <= c <= len(names)]:
+            raise ValueError(f"{wrong[0]}; there are classes 1 to {len(names)}")
+    return [(names[c - 1], name) for c, name in rows]
 
 
 def read_car_lists(base: Path) -> dict[str, tuple]:
@@ -254,13 +315,12 @@ def read_car_folders(base: Path, parts: Sequence[str] = ("images",)) -> dict[str
     "CARS as class folders"
     return read_class_folders(base, parts, partial(car_order, base=base))
 
-# %% ../../nbs/11_data.images.ipynb #2fd709c6
+# %% ../../nbs/11_data.images.ipynb #30dc7f81
 def read_sop(base: Path, lists: str = "", images: str = "") -> dict[str, tuple]:
     "SOP's `Ebay_train.txt` and `Ebay_test.txt`"
     splits = {}
     for split in ("train", "test"):
-        lines = (base / lists / f"Ebay_{split}.txt").read_text().splitlines()[1:]
-        rows = [line.split() for line in lines if line.strip()]  # image_id class_id super_class_id path
+        rows = [row for _, row in table(base / lists / f"Ebay_{split}.txt", 4, head=1)]  # image, class, kind, path
         kind = lambda path: PurePosixPath(path).parts[0].removesuffix("_final")
         rows = [(f"{kind(path)} {item}", str(PurePosixPath(images, path))) for _, item, _, path in rows]
         splits[split] = (list(dict.fromkeys(name for name, _ in rows)), rows)
@@ -269,15 +329,15 @@ def read_sop(base: Path, lists: str = "", images: str = "") -> dict[str, tuple]:
 
 def read_inshop(base: Path, partition: str = "Eval/list_eval_partition.txt", images: str = "Img") -> dict[str, tuple]:
     "In-shop's partition file"
-    lines = [line.split() for line in (base / partition).read_text().splitlines()[2:] if line.strip()]
     rows = {split: [] for split in ("train", "query", "gallery")}
-    for path, item, split in lines:
-        lookup(f"split in {base / partition}", split, rows).append((item, str(PurePosixPath(images, path))))
+    for place, (path, item, split) in table(base / partition, 3, head=2):
+        with reading(place):
+            lookup("split", split, rows).append((item, str(PurePosixPath(images, path))))
     names = lambda *splits: sorted({item for split in splits for item, _ in rows[split]})
     shared = names("query", "gallery")
     return {split: (names(split) if split == "train" else shared, part) for split, part in rows.items()}
 
-# %% ../../nbs/11_data.images.ipynb #54c5b6ad
+# %% ../../nbs/11_data.images.ipynb #e360cc7e
 class _Arrays(pickle.Unpickler):
     "Reads pickles of arrays, lists and strings, and nothing else"
 
@@ -296,12 +356,19 @@ class _Arrays(pickle.Unpickler):
 
 def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:  # (N, 3072) uint8 pixels, (N,) labels
     "One file of CIFAR-10, of the Python or the binary edition"
-    if path.suffix == ".bin":
-        rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, 3073)
-        return rows[:, 1:], rows[:, 0].astype(np.int64)
-    with open(path, "rb") as f:
-        held = _Arrays(f, encoding="bytes").load()
-    return held[b"data"], np.asarray(held[b"labels"], np.int64)
+    with reading(path):
+        if path.suffix == ".bin":
+            rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, 3073)
+            pixels, labels = rows[:, 1:], rows[:, 0].astype(np.int64)
+        else:
+            with open(path, "rb") as f:
+                held = _Arrays(f, encoding="bytes").load()
+            pixels, labels = held[b"data"], np.asarray(held[b"labels"], np.int64)
+        if pixels.shape != (len(labels), 3072) or pixels.dtype != np.uint8 or not 0 < len(labels):
+            raise ValueError(f"it holds {pixels.dtype} {pixels.shape} and {labels.shape} labels")
+        if labels.min() < 0 or labels.max() > 9:
+            raise ValueError(f"its labels are {labels.min()} to {labels.max()}")
+        return pixels, labels
 
 # %% ../../nbs/11_data.images.ipynb #46cc5d05
 CIFAR_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6)) + ("test_batch",)
@@ -553,7 +620,7 @@ def _listed(files: Files, bad: dict[int, str], n: int = 20) -> str:
 def _part(split: Split, indices: torch.Tensor) -> Split:
     return replace(split, images=split.images.take(indices.tolist()), labels=split.labels[indices])
 
-# %% ../../nbs/11_data.images.ipynb #f48cdbbe
+# %% ../../nbs/11_data.images.ipynb #d0089c15
 @dataclass(frozen=True)
 class Report:
     "What `check` found; printed, it is a page"
@@ -586,7 +653,7 @@ def check(
         return Report(place)
     try:
         data = IMAGE_SETS[name](folder, strict=False)
-    except (ValueError, KeyError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError) as error:
         return Report(place, problems=(f"{type(error).__name__}: {error}",))
     splits = [part for part in (getattr(data, s) for s in SOURCES[name]["splits"]) if isinstance(part.images, Files)]
     bad = []
@@ -687,13 +754,26 @@ class Decoded:
             raise ValueError(f"the pixels of {name} in {self.path} are damaged: {self.again}")
         return image.reshape(height, width, 3)
 
-# %% ../../nbs/11_data.images.ipynb #cfd8bec5
+# %% ../../nbs/11_data.images.ipynb #0315a324
+AGAIN = "download it again"
+
+
+def _read_to_the_end(tar: tarfile.TarFile) -> None:
+    "Where the members end there is a block of zeros, and at the end of a compressed stream its checksum"
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError("it ends before its end mark, or a header in it is wrong")
+    while tar.fileobj.read(1 << 20):
+        pass
+
+
 def _members(archive: Path) -> Iterator[tuple[str, str, Callable]]:  # name, kind ("file", "folder" or other), opens it
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive) as tar:
             for m in tar:
                 kinds = {"file": m.isreg(), "folder": m.isdir(), "link": m.issym() or m.islnk(), "device": True}
                 yield m.name, next(kind for kind, is_kind in kinds.items() if is_kind), partial(tar.extractfile, m)
+            _read_to_the_end(tar)
     elif zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as z:
             for m in z.infolist():
@@ -701,40 +781,60 @@ def _members(archive: Path) -> Iterator[tuple[str, str, Callable]]:  # name, kin
                 kind = "folder" if m.is_dir() else kinds.get(m.external_attr >> 28, "device")
                 yield m.filename, "encrypted file" if m.flag_bits & 1 else kind, partial(z.open, m)
     else:
-        raise ValueError(f"{archive} is neither a tar nor a zip archive")
+        raise ValueError(f"{archive} was not unpacked: it is neither a tar nor a zip archive, or damaged; {AGAIN}")
 
-# %% ../../nbs/11_data.images.ipynb #5ab9800a
+
+@contextmanager
+def _unpacking(archive: Path) -> Iterator[None]:
+    "What a damaged archive raises becomes a ValueError that names it; a full disk does not"
+    impossible = (None, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)  # a file that is a folder as well
+    damaged = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, zlib.error, OSError)
+    try:
+        yield
+    except NotImplementedError as error:  # a zip's compression that Python does not know
+        raise ValueError(f"{archive} was not unpacked ({error}): unpack it by another program") from error
+    except damaged as error:
+        if isinstance(error, OSError) and error.errno not in impossible:  # gzip and bz2 give no number
+            raise
+        raise ValueError(f"{archive} was not unpacked: it is damaged ({error}); {AGAIN}") from error
+
+# %% ../../nbs/11_data.images.ipynb #05a760cc
 def unpack(
     archive: str | Path,  # tar (any compression) or zip
     folder: str | Path,  # made if need be; what the archive holds must not be there yet
 ) -> int:  # files written
     "Unpack an archive inside a folder, or refuse it and leave nothing behind"
-    folder, n = Path(folder), 0
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(dir=folder, prefix=".unpack."))
     try:
-        for name, kind, opened in _members(Path(archive)):
-            path = PurePosixPath(name)
-            leaves = path.is_absolute() or ".." in path.parts or re.search(r"\\|^\w:", name)
-            if leaves or kind not in ("file", "folder"):
-                why = "leaves the folder" if leaves else f"is a {kind}" if kind != "encrypted file" else "is encrypted"
-                raise ValueError(f"{archive} was not unpacked: its member {name!r} {why}")
-            (stage / path if kind == "folder" else (stage / path).parent).mkdir(parents=True, exist_ok=True)
-            if kind == "file":
-                with opened() as source, open(stage / path, "wb") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-                n += 1
+        with _unpacking(Path(archive)):
+            n = _unpack(Path(archive), stage)
         if there := [entry.name for entry in stage.iterdir() if (folder / entry.name).exists()]:
             raise FileExistsError(f"{archive} was not unpacked: {folder} already holds {', '.join(there)}")
         for entry in stage.iterdir():
             os.replace(entry, folder / entry.name)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{archive} was not unpacked: it is damaged ({error})") from error
     finally:
         shutil.rmtree(stage)
     return n
 
-# %% ../../nbs/11_data.images.ipynb #767cac83
+
+def _unpack(archive: Path, stage: Path) -> int:  # files written
+    n = 0
+    for name, kind, opened in _members(archive):
+        path = PurePosixPath(name)
+        leaves = path.is_absolute() or ".." in path.parts or re.search(r"\\|^\w:", name)
+        if leaves or kind not in ("file", "folder"):
+            why = "leaves the folder" if leaves else f"is a {kind}" if kind != "encrypted file" else "is encrypted"
+            raise ValueError(f"{archive} was not unpacked: its member {name!r} {why}")
+        (stage / path if kind == "folder" else (stage / path).parent).mkdir(parents=True, exist_ok=True)
+        if kind == "file":
+            with opened() as source, open(stage / path, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            n += 1
+    return n
+
+# %% ../../nbs/11_data.images.ipynb #4a0cdf20
 def checksums(
     path: str | Path,  # a file
 ) -> dict[str, str]:  # md5 and sha256, hexadecimal
@@ -770,6 +870,14 @@ def download(
     return fetched
 
 
+def _is_archive(file: Path) -> bool:
+    "By its content, or by its name and first bytes if it is a damaged one"
+    with open(file, "rb") as f:
+        begins = f.read(6).startswith((b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0"))
+    named = re.search(r"\.(zip|tar|tgz|tbz2?|txz|gz|bz2|xz)$", file.name.lower())
+    return bool(begins or named) or tarfile.is_tarfile(file) or zipfile.is_zipfile(file)
+
+
 def prepare(
     name: str,  # cub200, cars196, sop, inshop or cifar10
     folder: str | Path | None = None,  # the root; the data set goes into root/name. None: data_dir()
@@ -788,7 +896,7 @@ def prepare(
             raise ValueError(
                 f"{archive} has MD5 {done['md5']}; the official file has {want}. any_checksum=True takes it anyway."
             )
-        if tarfile.is_tarfile(archive) or zipfile.is_zipfile(archive):
+        if _is_archive(archive):
             done["files"] = unpack(archive, target)
         else:
             lookup(f"file of {name} that is not an archive", archive.name, known)
