@@ -3,7 +3,11 @@
 import http.server
 import io
 import json
+import os
 import pickle
+import platform
+import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -42,6 +46,7 @@ from dmlstudy.data.images import (
     unpack,
     unreadable,
     verify,
+    write_atomically,
     write_decoded,
 )
 from dmlstudy.data.splits import Split
@@ -54,8 +59,10 @@ from dmlstudy.data.transforms import (
     Views,
     draw_box,
     draw_boxes,
+    groups_of_sizes,
     make_transform,
     pad_pixels,
+    padded,
 )
 from dmlstudy.models.backbones import freeze_batchnorm, make_backbone
 
@@ -481,6 +488,19 @@ def test_unreadable_images_stop_a_run_or_are_skipped(broken):
     assert not check("cub200", broken, images=False).bad
 
 
+def test_the_quick_check_sees_that_listed_images_are_not_there(tmp_path, monkeypatch, capsys):
+    root = build("cub200", "official lists", tmp_path)
+    accept(monkeypatch, "cub200", load_cub200(root, strict=False))
+    assert check("cub200", root, images=False).ok
+    images = sorted((root / "cub200/CUB_200_2011/images").rglob("*.jpg"))
+    images[4].unlink()
+    report = check("cub200", root, images=False)
+    assert not report.ok and f"1 of 12 listed images are not there, such as {images[4]}" in str(report)
+    [image.unlink(missing_ok=True) for image in images]
+    assert cli.main(["data", "check", "cub200", "--quick", "--root", str(root)]) == 1
+    assert "12 of 12 listed images are not there" in capsys.readouterr().out
+
+
 def test_verification_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
     data = load_cub200(build("cub200", "official lists", tmp_path), strict=False)
     verify(data.train)
@@ -876,6 +896,100 @@ def test_an_unreadable_image_leaves_no_decoded_copy(broken):
     assert not [p for p in path.parent.iterdir() if "decoded" in p.name]
 
 
+@pytest.fixture
+def copied(tmp_path):
+    "A CUB with a decoded copy: its root, and an image of it"
+    root = build("cub200", "official lists", tmp_path)
+    prepare("cub200", root, decoded=True)
+    return root, root / "cub200/CUB_200_2011/images/001.Auk/Auk_1.jpg"
+
+
+def test_an_image_changed_at_equal_size_is_found(copied):
+    root, image = copied
+    content = image.read_bytes()
+    os.utime(image, ns=(1, 1))  # copied elsewhere: another time, the same bytes
+    assert load_cub200(root, strict=False, decoded=True).train[1][0].size == (349, 256)
+    image.write_bytes(content[:-2] + b"\0\0")
+    with pytest.raises(ValueError, match="Auk_1.jpg has changed since it was decoded"):
+        load_cub200(root, strict=False, decoded=True)
+    image.unlink()
+    assert load_cub200(root, strict=False, decoded=True).train[1][0].size == (349, 256)
+
+
+def test_images_added_since_are_found_at_opening(copied):
+    root, image = copied
+    base = image.parents[2]
+    for i in (13, 14):
+        jpeg(base / f"images/002.Owl/new_{i}.jpg")
+        for name, row in (("images", f"{i} 002.Owl/new_{i}.jpg"), ("image_class_labels", f"{i} 2")):
+            (base / f"{name}.txt").write_text((base / f"{name}.txt").read_text() + f"{row}\n")
+    with pytest.raises(ValueError, match=r"2 images, such as images/002.Owl/new_13.jpg, are not in the decoded copy"):
+        load_cub200(root, strict=False, decoded=True)
+    prepare("cub200", root, decoded=True)
+    assert len(load_cub200(root, strict=False, decoded=True).train) == 8
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", "old", "short row"])
+def test_a_damaged_index_is_named(copied, content):
+    root, _ = copied
+    index = decoded_path(find("cub200", root))
+    held = json.loads(index.read_text())
+    changed = {"old": held | {"format": 1}, "short row": held | {"images": [["x", 1]]}}
+    index.write_text(json.dumps(changed[content]) if content in changed else content)
+    with pytest.raises(ValueError, match="decoded_256.json is damaged .*prepare the copy again"):
+        load_cub200(root, strict=False, decoded=True)
+    prepare("cub200", root, decoded=True)
+    assert len(load_cub200(root, strict=False, decoded=True).train) == 6
+
+
+def test_unreadable_images_are_left_out_of_the_copy_on_request(broken, monkeypatch):
+    with pytest.raises(ValueError, match="skip_unreadable=True, or DMLSTUDY_SKIP_UNREADABLE=1"):
+        prepare("cub200", broken, decoded=True)
+    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
+    done = prepare("cub200", broken, decoded=True)
+    names = ["images/001.Auk/Auk_1.jpg", "images/001.Auk/Auk_2.jpg", "images/002.Owl/Owl_0.jpg"]
+    assert sorted(done["left_out"]) == names and len(Decoded(done["decoded"]).rows) == 9
+    assert [row[0] for row in json.loads(done["decoded"].read_text())["left_out"]] == names
+    train = load_cub200(broken, strict=False, decoded=True).train
+    with pytest.raises(ValueError, match="3 of 6 images cannot be read: .*Auk_1.jpg.*skip-unreadable"):
+        verify(train)
+    part, left_out = verify(train, skip=True)
+    assert left_out == 3 and part.labels.tolist() == [0, 1, 1] and [image.height for image in part.images] == [256] * 3
+    jpeg(broken / "cub200/CUB_200_2011" / names[1])  # it is there again
+    with pytest.raises(ValueError, match="Auk_2.jpg has changed"):
+        load_cub200(broken, strict=False, decoded=True)
+
+
+def test_what_a_killed_process_left_is_removed(copied):
+    root, image = copied
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    here, folder = platform.node().replace(".", "-"), image.parents[2]
+    files = {name: folder / f".decoded_256.{name}.u8" for name in (
+        f"{dead.pid}", f"{here}.{dead.pid}", f"{here}.{os.getppid()}", f"elsewhere.{dead.pid}", "elsewhere.1", "x",
+    )}  # fmt: skip
+    [file.write_bytes(b"half") for file in files.values()]
+    os.utime(files["elsewhere.1"], (1, 1))
+    prepare("cub200", root, decoded=True)
+    left = {name for name, file in files.items() if file.exists()}
+    assert left == {f"{here}.{os.getppid()}", f"elsewhere.{dead.pid}", "x"}, "others may still be writing"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of Unix")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_are_as_open_to_others_as_the_umask_says(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "a/b.txt", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a/b.txt").stat().st_mode & 0o777 == mode and len([*(tmp_path / "a").iterdir()]) == 1
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "folder", "x")
+    assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
+
+
 # transforms --------------------------------------------------------------------------------------------------------
 
 RRC, FLIP, NORM = (
@@ -1015,6 +1129,63 @@ def test_a_batch_equals_image_by_image(some, name, train, backbone):
     if not train:
         one_by_one = torch.stack([transform(some[i][0]) for i in range(8)])
         torch.testing.assert_close(got, one_by_one, atol=1e-3 if backbone == "bninception" else 1e-5, rtol=0)
+
+
+def as_items(sizes):
+    return [(np.asarray(photograph(w, h, i)), i % 3, 10 + i) for i, (h, w) in enumerate(sizes)]
+
+
+def test_an_ordinary_batch_is_one_tensor_with_the_same_pixels_as_ever():
+    g = generator(0, "sizes")
+    longer = torch.randint(256, 520, (24,), generator=g).tolist()
+    items = as_items([(256, n) if i % 3 else (n, 256) for i, n in enumerate(longer)])
+    pixels, sizes, labels, indices = pad_pixels(items)
+    assert torch.equal(pixels, padded([image for image, *_ in items])) and labels.tolist() == [0, 1, 2] * 8
+    assert indices.tolist() == [*range(10, 34)] and sizes.tolist() == [[*image.shape[:2]] for image, *_ in items]
+    transform = BatchTransform(make_transform("base", True))
+    box, flips, size = transform.boxes(sizes, generator(1))
+    assert torch.equal(transform(pixels, sizes, generator(1)), transform.cut(pixels, box, flips, size))
+
+
+@pytest.mark.parametrize("name", ["base", "red", "sec"])
+@pytest.mark.parametrize("train", [True, False])
+def test_panoramas_do_not_blow_a_batch_up(name, train):
+    ordinary = [(256, 300), (340, 256)] * 6
+    places = {2: (256, 3000), 5: (3100, 256), 9: (256, 5760), 12: (256, 3000)}
+    sizes = ordinary[:]
+    [sizes.insert(i, size) for i, size in sorted(places.items())]
+    items = as_items(sizes)
+    parts, held, labels, indices = pad_pixels(items)
+    assert sum(part.numel() for _, part in parts) <= 4 * sum(image.size for image, *_ in items)
+    assert sorted(i for rows, _ in parts for i in rows.tolist()) == [*range(16)] and held.tolist() == [
+        [*size] for size in sizes
+    ]
+    transform = BatchTransform(make_transform(name, train))
+    got = transform(parts, held, generator(3))
+    whole = transform(padded([image for image, *_ in items]), held, generator(3))
+    torch.testing.assert_close(got, whole, atol=1e-5, rtol=0)
+    assert indices.tolist() == [*range(10, 26)] and labels.tolist() == [i % 3 for i in range(16)]
+
+
+def test_groups_of_sizes_are_bounded():
+    g = generator(0, "groups")
+    for _ in range(300):
+        n = int(torch.randint(1, 60, (1,), generator=g))
+        longer = (256 * torch.exp(4 * torch.rand(n, generator=g) ** 3)).long()
+        sizes = torch.stack([torch.full_like(longer, 256), longer], 1)
+        sizes = torch.where(torch.rand(n, 1, generator=g) < 0.5, sizes, sizes.flip(1)).numpy()
+        groups = groups_of_sizes(sizes)
+        assert sorted(np.concatenate(groups).tolist()) == [*range(n)]
+        for rows in groups:
+            assert len(rows) * sizes[rows].max(0).prod() <= 4 * sizes[rows].prod(1).sum()
+        if n * sizes.max(0).prod() <= 4 * sizes.prod(1).sum():
+            assert len(groups) == 1
+
+
+@pytest.mark.parametrize("name", ["cifar", "simclr"])
+def test_a_transform_that_does_not_crop_makes_no_batch(name):
+    with pytest.raises(ValueError, match="without a crop leaves images in different sizes"):
+        BatchTransform(make_transform(name, False))
 
 
 def test_flips_are_fair(some):

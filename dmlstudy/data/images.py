@@ -7,11 +7,11 @@ __all__ = ['SOURCES', 'SUFFIXES', 'CIFAR_PARTS', 'LAYOUTS', 'IN_SHOP', 'FOLDERS'
            'load_inshop', 'IMAGE_SETS', 'AGAIN', 'to_rgb', 'open_image', 'Files', 'class_order', 'halves', 'reading',
            'table', 'read_class_folders', 'numbered', 'read_cub_lists', 'read_mat', 'car_names', 'car_rows',
            'read_car_lists', 'read_car_devkit', 'car_order', 'read_car_folders', 'read_sop', 'read_inshop',
-           'read_cifar', 'Place', 'data_dir', 'find', 'load_images', 'count', 'load_cifar10', 'unreadable',
+           'read_cifar', 'Place', 'data_dir', 'find', 'load_images', 'count', 'load_cifar10', 'lenient', 'unreadable',
            'fingerprint', 'write_atomically', 'verify', 'Report', 'check', 'short_side', 'decoded_path',
            'write_decoded', 'Decoded', 'unpack', 'checksums', 'download', 'prepare']
 
-# %% ../../nbs/11_data.images.ipynb #bd9a67a3
+# %% ../../nbs/11_data.images.ipynb #796fb6e5
 import codecs
 import errno
 import hashlib
@@ -19,10 +19,13 @@ import json
 import lzma
 import os
 import pickle
+import platform
 import re
 import shutil
 import tarfile
 import tempfile
+import time
+import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -476,7 +479,7 @@ def find(
                 return Place(name, base, layout, here, tuple(looked))
     return Place(name, base, looked=tuple(looked))
 
-# %% ../../nbs/11_data.images.ipynb #fc108a5f
+# %% ../../nbs/11_data.images.ipynb #8f0c510d
 def load_images(
     name: str,  # cub200, cars196, sop or inshop
     folder: str | Path | None = None,  # the root to search below; None: data_dir()
@@ -493,6 +496,8 @@ def load_images(
         label = {name: i for i, name in enumerate(classes)}
         files = Files(place.folder, (path for _, path in rows), decoded=copy)
         splits[split] = Split(files, torch.tensor([label[c] for c, _ in rows], dtype=torch.int64), tuple(classes))
+        if copy is not None:
+            copy.check_all(files.paths)
     return _counted(Data(name, **splits), place, strict)
 
 
@@ -546,7 +551,14 @@ IMAGE_SETS: dict[str, Callable[..., Data]] = {  # name -> root -> Data
     "cifar10": load_cifar10,
 }
 
-# %% ../../nbs/11_data.images.ipynb #0305aa94
+# %% ../../nbs/11_data.images.ipynb #48aef78f
+def lenient(
+    how: str,  # any_counts or skip_unreadable
+) -> bool:
+    "What the environment allows of images on disk: `DMLSTUDY_ANY_COUNTS=1`, `DMLSTUDY_SKIP_UNREADABLE=1`"
+    return os.environ.get(f"DMLSTUDY_{how.upper()}", "0") not in ("", "0")
+
+
 def unreadable(
     files: Files,  # images of a split
     workers: int | None = None,  # threads; None: one a core, at most 8
@@ -578,17 +590,19 @@ def fingerprint(
             digest.update(f"{path}\0absent\n".encode())
     return digest.hexdigest()
 
-# %% ../../nbs/11_data.images.ipynb #468bae28
+# %% ../../nbs/11_data.images.ipynb #2edc50df
 def write_atomically(
     path: Path,  # the file; its folder is made
     content: str | bytes,  # the whole content
 ) -> None:
     "A file is either there in full or not at all"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "wb") as f:
-        f.write(content.encode() if isinstance(content, str) else content)
-    os.replace(partial_name, path)
+    half = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may read it, as the umask says
+    try:
+        half.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(half, path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def verify(
@@ -597,19 +611,25 @@ def verify(
     workers: int | None = None,  # threads; None: one a core, at most 8
 ) -> tuple[Split, int]:  # the split (without them), how many were left out
     "Make sure that every image can be decoded, before a run begins"
-    if not isinstance(split.images, Files) or split.images.decoded is not None:
-        return split, 0
-    known = cache_dir() / "verified" / f"{fingerprint(split.images)[:32]}.json"
-    if known.is_file():
-        bad = {int(i): reason for i, reason in json.loads(known.read_text()).items()}
-    else:
-        bad = unreadable(split.images, workers)
-        write_atomically(known, json.dumps(bad))
+    bad = _bad(split.images, workers) if isinstance(split.images, Files) else {}
     if bad and not skip:
         left_out = "leave them out: skip_unreadable=True, or --skip-unreadable"
         raise ValueError(f"{_listed(split.images, bad)}. Replace them, or {left_out}.")
     good = torch.tensor([i for i in range(len(split)) if i not in bad], dtype=torch.int64)
     return (_part(split, good), len(bad)) if bad else (split, 0)
+
+
+def _bad(files: Files, workers: int | None) -> dict[int, str]:
+    "What `unreadable` says or has said; of a decoded copy, what was left out of it"
+    if files.decoded is not None:
+        left_out = files.decoded.left_out
+        return {i: left_out[path] for i, path in enumerate(files.paths) if path in left_out}
+    known = cache_dir() / "verified" / f"{fingerprint(files)[:32]}.json"
+    if known.is_file():
+        return {int(i): reason for i, reason in json.loads(known.read_text()).items()}
+    bad = unreadable(files, workers)
+    write_atomically(known, json.dumps(bad))
+    return bad
 
 
 def _listed(files: Files, bad: dict[int, str], n: int = 20) -> str:
@@ -620,7 +640,7 @@ def _listed(files: Files, bad: dict[int, str], n: int = 20) -> str:
 def _part(split: Split, indices: torch.Tensor) -> Split:
     return replace(split, images=split.images.take(indices.tolist()), labels=split.labels[indices])
 
-# %% ../../nbs/11_data.images.ipynb #d0089c15
+# %% ../../nbs/11_data.images.ipynb #eecb6e9d
 @dataclass(frozen=True)
 class Report:
     "What `check` found; printed, it is a page"
@@ -644,7 +664,7 @@ class Report:
 def check(
     name: str,  # cub200, cars196, sop, inshop or cifar10
     folder: str | Path | None = None,  # the root to search below; None: data_dir()
-    images: bool = True,  # decode every image too, which takes minutes
+    images: bool = True,  # decode every image, which takes minutes; False: see whether there are files of these names
     workers: int | None = None,  # threads; None: one a core, at most 8
 ) -> Report:  # `.ok`, and a page when printed
     "Say what there is of a data set, whether its numbers are the published ones, and which images cannot be read"
@@ -656,10 +676,16 @@ def check(
     except (ValueError, ImportError, OSError) as error:
         return Report(place, problems=(f"{type(error).__name__}: {error}",))
     splits = [part for part in (getattr(data, s) for s in SOURCES[name]["splits"]) if isinstance(part.images, Files)]
-    bad = []
+    bad, gone = [], () if images else _gone([part.images for part in splits])
     for part in splits if images else []:
         bad += [f"{part.images.paths[i]}: {reason}" for i, reason in unreadable(part.images, workers).items()]
-    return Report(place, tuple(count(data).values()), bad=tuple(bad))
+    return Report(place, tuple(count(data).values()), gone, tuple(bad))
+
+
+def _gone(parts: Sequence[Files]) -> tuple[str, ...]:  # a sentence, if images are not there
+    listed = {files.folder / path for files in parts for path in files.paths}
+    gone = sorted(file for file in listed if not file.is_file())
+    return (f"{len(gone):,} of {len(listed):,} listed images are not there, such as {gone[0]}",) if gone else ()
 
 # %% ../../nbs/11_data.images.ipynb #17a3dfab
 def short_side(
@@ -678,39 +704,90 @@ def decoded_path(place: Place, side: int = 256) -> Path:  # of the index; the pi
     "Where the decoded copy of a data set lies"
     return place.folder / f"decoded_{side}.json"
 
-# %% ../../nbs/11_data.images.ipynb #f16f7062
+# %% ../../nbs/11_data.images.ipynb #805cab60
+def _state(file: Path) -> list[int | None]:  # size, time of the last change; None where there is no file
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return [None, None]
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _half(path: Path) -> Path:
+    "Where this process writes the pixels; what killed processes have left there is removed"
+    start, host = f".{path.stem}.", platform.node().replace(".", "-")
+    for file in path.parent.glob(f"{start}*.u8"):
+        whose, _, pid = file.name.removeprefix(start).removesuffix(".u8").rpartition(".")
+        old = time.time() - file.stat().st_mtime > 86400  # another machine may be writing to a shared folder
+        if old or (whose in ("", host) and pid.isdecimal() and not _runs(int(pid))):
+            file.unlink(missing_ok=True)
+    return path.with_name(f"{start}{host}.{os.getpid()}.u8")
+
+
+def _runs(pid: int) -> bool:
+    if os.name != "posix":  # elsewhere, asking ends it
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+# %% ../../nbs/11_data.images.ipynb #8f7d4e50
 def write_decoded(
     files: Files,  # the images of all splits
     path: Path,  # of the index, .json
     side: int = 256,  # pixels of the shorter side
     workers: int | None = None,  # threads; None: one a core, at most 8
-) -> None:
+    skip: bool = False,  # leave unreadable images out instead of stopping
+) -> dict[str, str]:  # images left out, with the reason
     "Decode images once and for all"
-    pixels, half = path.with_suffix(".u8"), path.with_name(f".{path.stem}.{os.getpid()}.u8")
-    paths, rows, offset, digest = tuple(dict.fromkeys(files.paths)), [], 0, hashlib.sha256()
-
-    def decode(name: str) -> tuple[np.ndarray, int, str]:
-        content = (files.folder / name).read_bytes()
-        image = short_side(open_image(files.folder / name), side)
-        return np.asarray(image), len(content), hashlib.sha256(content).hexdigest()
-
     path.parent.mkdir(parents=True, exist_ok=True)
+    half, paths = _half(path), tuple(dict.fromkeys(files.paths))
+    rows, left_out, offset, digest = [], [], 0, hashlib.sha256()
+
+    def decode(name: str) -> tuple[np.ndarray | None, list]:  # pixels, the source's size, time and SHA-256
+        state = _state(files.folder / name)
+        try:
+            content = (files.folder / name).read_bytes()
+            image = np.asarray(short_side(open_image(files.folder / name), side))
+        except (ValueError, OSError) as error:
+            if not skip:
+                how = "leave such images out: skip_unreadable=True, or DMLSTUDY_SKIP_UNREADABLE=1"
+                raise ValueError(f"{error}. Replace it, or {how}.") from error
+            return None, [str(error), *state]
+        return image, [*state, hashlib.sha256(content).hexdigest()]
+
     try:
         with open(half, "wb") as f, ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
             for start in range(0, len(paths), 512):  # bounds what waits in memory
                 part = paths[start : start + 512]
-                for name, (image, size, sha) in zip(part, pool.map(decode, part), strict=True):
+                for name, (image, source) in zip(part, pool.map(decode, part), strict=True):
+                    if image is None:
+                        left_out.append([name, *source])
+                        continue
                     f.write(image.tobytes())
-                    rows.append([name, offset, *image.shape[:2], zlib.crc32(image.tobytes()), size, sha])
+                    rows.append([name, offset, *image.shape[:2], zlib.crc32(image.tobytes()), *source])
                     offset += image.size
-                    digest.update(f"{name}\0{sha}\n".encode())
-        os.replace(half, pixels)
+                    digest.update(f"{name}\0{source[-1]}\n".encode())
+        os.replace(half, path.with_suffix(".u8"))
     finally:
         half.unlink(missing_ok=True)
-    index = {"format": 1, "side": side, "bytes": offset, "sources_sha256": digest.hexdigest(), "images": rows}
-    write_atomically(path, json.dumps(index))
+    index = {"format": 2, "side": side, "bytes": offset, "sources_sha256": digest.hexdigest()}
+    write_atomically(path, json.dumps(index | {"images": rows, "left_out": left_out}))
+    return {name: reason for name, reason, *_ in left_out}
 
-# %% ../../nbs/11_data.images.ipynb #06e83d89
+# %% ../../nbs/11_data.images.ipynb #8f971038
+def _changed(file: Path, size: int | None, changed: int | None, sha: str | None) -> bool:
+    "Is a file another one than was decoded? One that is gone is not"
+    now = _state(file)
+    if now[0] is None or now == [size, changed]:
+        return False
+    return now[0] != size or hashlib.sha256(file.read_bytes()).hexdigest() != sha
+
+
 class Decoded:
     "A decoded copy: relative path -> uint8 pixels (H, W, 3)"
 
@@ -721,18 +798,32 @@ class Decoded:
         self.path, self._pixels = Path(path), None
         if not self.path.is_file():
             raise FileNotFoundError(f"There is no decoded copy {self.path}; prepare(..., decoded=True) writes one.")
-        found = json.loads(self.path.read_text())
-        self.side, self.sources = found["side"], found["sources_sha256"]
-        self.rows = {name: tuple(rest) for name, *rest in found["images"]}
-        size = self.path.with_suffix(".u8").stat().st_size if self.path.with_suffix(".u8").is_file() else None
-        if found["format"] != 1 or size != found["bytes"]:
-            raise ValueError(f"{self.path} has {size} bytes of pixels beside it, not {found['bytes']}: {self.again}")
-        for name, (*_, source, _) in self.rows.items():
-            file = self.path.parent / name
-            if file.exists() and file.stat().st_size != source:
-                raise ValueError(f"{file} has changed since it was decoded into {self.path}: {self.again}")
+        with reading(self.path, self.again):
+            found = json.loads(self.path.read_text())
+            if found["format"] != 2:
+                raise ValueError(f"its format is {found['format']}, of another version; this one reads 2")
+            self.side, self.sources, length = found["side"], found["sources_sha256"], found["bytes"]
+            self.rows = {name: tuple(rest) for name, *rest in found["images"]}
+            self.left_out = {name: reason for name, reason, _, _ in found["left_out"]}
+            sources = {name: source for name, (_, _, _, _, *source) in self.rows.items()}
+            sources |= {name: (size, changed, None) for name, _, size, changed in found["left_out"]}
+        size, _ = _state(self.path.with_suffix(".u8"))
+        if size != length:
+            raise ValueError(f"{self.path} has {size} bytes of pixels beside it, not {length}: {self.again}")
+        for name, source in sources.items():
+            if _changed(self.path.parent / name, *source):
+                raise ValueError(
+                    f"{self.path.parent / name} has changed since it was decoded into {self.path}: {self.again}"
+                )
 
-    again = "delete the copy and prepare it again"
+    again = "prepare the copy again"
+
+    def check_all(self, names: Iterable[str]) -> None:
+        "Refuse a copy in which some of these images are not"
+        if new := [name for name in names if name not in self.rows and name not in self.left_out]:
+            raise ValueError(
+                f"{len(new)} images, such as {new[0]}, are not in the decoded copy {self.path}: {self.again}"
+            )
 
     def __getstate__(self) -> dict:  # a worker maps the file itself
         return self.__dict__ | {"_pixels": None}
@@ -834,7 +925,7 @@ def _unpack(archive: Path, stage: Path) -> int:  # files written
             n += 1
     return n
 
-# %% ../../nbs/11_data.images.ipynb #4a0cdf20
+# %% ../../nbs/11_data.images.ipynb #a6b3db43
 def checksums(
     path: str | Path,  # a file
 ) -> dict[str, str]:  # md5 and sha256, hexadecimal
@@ -884,7 +975,8 @@ def prepare(
     archive: str | Path | None = None,  # to unpack (or a single file to copy); None: what is there already
     decoded: bool = False,  # write the decoded copy too
     any_checksum: bool = False,  # take an archive that is not the official one
-) -> dict:  # digests, official (True, False or None: unknown), files, decoded, place
+    skip_unreadable: bool | None = None,  # leave unreadable images out of the copy, or refuse; None: `lenient`
+) -> dict:  # digests, official (True, False or None: unknown), files, decoded, left_out (path -> reason), place
     "Unpack an archive of a data set, and decode its images if asked"
     known, done = lookup("image data set", name, SOURCES)["md5"], {}
     if archive is not None:
@@ -907,6 +999,8 @@ def prepare(
         data = IMAGE_SETS[name](folder, strict=False)
         splits = [part for s in SOURCES[name]["splits"] if isinstance((part := getattr(data, s)).images, Files)]
         if splits:  # CIFAR-10 is held as one tensor
-            write_decoded(Files(place.folder, [p for part in splits for p in part.images.paths]), decoded_path(place))
+            files = Files(place.folder, [p for part in splits for p in part.images.paths])
+            skip = lenient("skip_unreadable") if skip_unreadable is None else skip_unreadable
+            done["left_out"] = write_decoded(files, decoded_path(place), skip=skip)
             done["decoded"] = decoded_path(place)
     return done
