@@ -153,8 +153,10 @@ def test_a_batch_with_panoramas_is_read_on_the_device(birds, workers):
     assert x.shape == (6, 3, 224, 224) and torch.equal(labels, splits["train"].labels[indices])
     images = [splits["train"].images.decoded[splits["train"].images.paths[i]] for i in indices.tolist()]
     sizes = torch.tensor([image.shape[:2] for image in images])
-    want = feed.transform[True](padded(images), sizes, generator(run.seed, "views", 0))
-    torch.testing.assert_close(x, want, atol=1e-5, rtol=0)
+    box, flips, size = feed.transform[True].boxes(sizes, generator(run.seed, "views", 0))
+    for i, image in enumerate(images):
+        alone = feed.transform[True].cut(padded([image]), box[i : i + 1], flips[i : i + 1], size)
+        torch.testing.assert_close(x[i : i + 1], alone, atol=1e-5, rtol=0)
     assert next(iter(feed.pieces("train"))).shape == (6, 3, 224, 224)
 
 

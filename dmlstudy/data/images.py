@@ -704,7 +704,7 @@ def decoded_path(place: Place, side: int = 256) -> Path:  # of the index; the pi
     "Where the decoded copy of a data set lies"
     return place.folder / f"decoded_{side}.json"
 
-# %% ../../nbs/11_data.images.ipynb #805cab60
+# %% ../../nbs/11_data.images.ipynb #89c2acc9
 def _state(file: Path) -> list[int | None]:  # size, time of the last change; None where there is no file
     try:
         stat = os.stat(file)
@@ -718,7 +718,8 @@ def _half(path: Path) -> Path:
     start, host = f".{path.stem}.", platform.node().replace(".", "-")
     for file in path.parent.glob(f"{start}*.u8"):
         whose, _, pid = file.name.removeprefix(start).removesuffix(".u8").rpartition(".")
-        old = time.time() - file.stat().st_mtime > 86400  # another machine may be writing to a shared folder
+        _, changed = _state(file)
+        old = changed is not None and time.time_ns() - changed > 86400e9  # another machine may be writing to it
         if old or (whose in ("", host) and pid.isdecimal() and not _runs(int(pid))):
             file.unlink(missing_ok=True)
     return path.with_name(f"{start}{host}.{os.getpid()}.u8")
@@ -925,7 +926,7 @@ def _unpack(archive: Path, stage: Path) -> int:  # files written
             n += 1
     return n
 
-# %% ../../nbs/11_data.images.ipynb #a6b3db43
+# %% ../../nbs/11_data.images.ipynb #abb6f338
 def checksums(
     path: str | Path,  # a file
 ) -> dict[str, str]:  # md5 and sha256, hexadecimal
@@ -960,7 +961,7 @@ def download(
         fetched.append(target)
     return fetched
 
-
+# %% ../../nbs/11_data.images.ipynb #6898b0ce
 def _is_archive(file: Path) -> bool:
     "By its content, or by its name and first bytes if it is a damaged one"
     with open(file, "rb") as f:
