@@ -3,7 +3,11 @@
 import http.server
 import io
 import json
+import os
 import pickle
+import platform
+import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -42,6 +46,7 @@ from dmlstudy.data.images import (
     unpack,
     unreadable,
     verify,
+    write_atomically,
     write_decoded,
 )
 from dmlstudy.data.splits import Split
@@ -54,8 +59,10 @@ from dmlstudy.data.transforms import (
     Views,
     draw_box,
     draw_boxes,
+    groups_of_sizes,
     make_transform,
     pad_pixels,
+    padded,
 )
 from dmlstudy.models.backbones import freeze_batchnorm, make_backbone
 
@@ -353,6 +360,100 @@ def test_a_test_list_without_classes_is_explained(tmp_path):
         load_cars196(root, strict=False)
 
 
+CUB_LISTS = "cub200/CUB_200_2011/{}.txt"
+LISTS = {  # what is broken: data set, layout, file, content -> damaged content, what the message says
+    "no label": ("cub200", "official lists", CUB_LISTS.format("image_class_labels"),
+                 lambda b: b.split(b"\n", 1)[1], "has no line for image 1"),
+    "unknown class": ("cub200", "official lists", CUB_LISTS.format("image_class_labels"),
+                      lambda b: b.replace(b"1 1\n", b"1 77\n", 1), "gives image 1 the class '77'"),
+    "one column": ("cub200", "official lists", CUB_LISTS.format("images"), lambda b: b + b"77\n", "line 13 .*1 of 2"),
+    "no number": ("cub200", "official lists", CUB_LISTS.format("classes"),
+                  lambda b: b.replace(b"2 ", b"x ", 1), "line 2 .*'x' is no number"),
+    "number twice": ("cub200", "official lists", CUB_LISTS.format("images"),
+                     lambda b: b.replace(b"2 001", b"1 001", 1), "line 2 .*'1' is there twice"),
+    "Latin-1": ("cub200", "official lists", CUB_LISTS.format("images"),
+                lambda b: b.replace(b"Auk_1", b"A\xe9k", 1), "line 2 .*utf-8"),
+    "short line": ("sop", "official lists", "Stanford_Online_Products/Ebay_train.txt",
+                   lambda b: b + b"5 6\n", "line 8 .*2 of 4"),
+    "no such split": ("inshop", "list and images", "inshop/list_eval_partition.txt",
+                      lambda b: b.replace(b"query", b"querry", 1), "line 9 .*Did you mean 'query'"),
+}  # fmt: skip
+
+
+def damage(root, file, change):
+    (root / file).write_bytes(change((root / file).read_bytes()))
+    return root
+
+
+def is_named(name, root, file, says):
+    "Loading raises a ValueError that names the file, and `check` says the same"
+    with pytest.raises(ValueError, match=says) as error:
+        IMAGE_SETS[name](root, strict=False)
+    assert str(root / file) in str(error.value) and ("get the file anew" in str(error.value) or "beside it" in says)
+    assert str(error.value) in str(report := check(name, root)) and not report.ok
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_a_damaged_list_is_named_with_its_line(tmp_path, case):
+    name, layout, file, change, says = LISTS[case]
+    is_named(name, damage(build(name, layout, tmp_path), file, change), file, says)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "files"),
+    [
+        ("cub200", "official lists", [CUB_LISTS.format(k) for k in ("classes", "images", "image_class_labels")]),
+        ("sop", "official lists", ["Stanford_Online_Products/Ebay_train.txt"]),
+        ("inshop", "list and images", ["inshop/list_eval_partition.txt"]),
+    ],
+)
+def test_lists_may_come_from_windows(tmp_path, name, layout, files):
+    plain = IMAGE_SETS[name](build(name, layout, tmp_path), strict=False)
+    for file in files:
+        damage(tmp_path, file, lambda b: b"\xef\xbb\xbf" + b.replace(b"\n", b"\r\n") + b"\r\n")
+    again = IMAGE_SETS[name](tmp_path, strict=False)
+    for part, split in splits_of(plain).items():
+        assert getattr(again, part).images.paths == split.images.paths
+        assert getattr(again, part).class_names == split.class_names
+
+
+PICKLES = {
+    "cut": lambda b: b[:60],
+    "empty": lambda b: b"",
+    "list": lambda b: pickle.dumps([1], protocol=2),
+    "html": lambda b: b"<html>",
+    "labels": lambda b: pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 10]}, protocol=2),
+    "shape": lambda b: pickle.dumps({b"data": np.zeros((2, 3071), np.uint8), b"labels": [0, 1]}, protocol=2),
+}
+
+
+@pytest.mark.parametrize("case", PICKLES)
+@pytest.mark.parametrize("layout", ["python", "binary"])
+def test_a_damaged_file_of_cifar_is_named(tmp_path, layout, case):
+    build("cifar10", layout, tmp_path)
+    file = next(tmp_path.rglob("data_batch_3*")).relative_to(tmp_path)
+    is_named("cifar10", damage(tmp_path, file, PICKLES[case]), file, "data_batch_3.* is damaged")
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>" * 40, b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400)])
+@pytest.mark.parametrize("file", ["cars_meta.mat", "cars_train_annos.mat"])
+def test_a_damaged_matlab_file_is_named(tmp_path, file, content):
+    root, file = build("cars196", "official halves", tmp_path), f"stanford_cars/devkit/{file}"
+    is_named("cars196", damage(root, file, lambda _: content), file, "is damaged")
+    whole = damage(root, file, lambda _: b"") / file
+    mat(whole, something=np.zeros(3))
+    is_named("cars196", root, file, "is damaged")
+
+
+@pytest.mark.parametrize("number", [0, 5, 99])
+def test_a_class_of_cars_that_does_not_exist_is_refused(tmp_path, number):
+    root = build("cars196", "official halves", tmp_path)
+    file = "stanford_cars/devkit/cars_train_annos.mat"
+    rows = [{"bbox_x1": 1, "class": k, "fname": f"{i:05}.jpg"} for i, k in enumerate((1, 2, 3, 4, number))]
+    mat(root / file, annotations=notes(rows))
+    is_named("cars196", root, file, f"00004.jpg is of class {number}; there are classes 1 to 4")
+
+
 def test_matlab_files_without_scipy(tmp_path, monkeypatch):
     root = build("cars196", "official list", tmp_path)
     monkeypatch.setattr(module.util, "find_spec", lambda name: None)
@@ -385,6 +486,19 @@ def test_unreadable_images_stop_a_run_or_are_skipped(broken):
     report = check("cub200", broken)
     assert len(report.bad) == 3 and not report.ok and "images/002.Owl/Owl_0.jpg: UnidentifiedImageError" in str(report)
     assert not check("cub200", broken, images=False).bad
+
+
+def test_the_quick_check_sees_that_listed_images_are_not_there(tmp_path, monkeypatch, capsys):
+    root = build("cub200", "official lists", tmp_path)
+    accept(monkeypatch, "cub200", load_cub200(root, strict=False))
+    assert check("cub200", root, images=False).ok
+    images = sorted((root / "cub200/CUB_200_2011/images").rglob("*.jpg"))
+    images[4].unlink()
+    report = check("cub200", root, images=False)
+    assert not report.ok and f"1 of 12 listed images are not there, such as {images[4]}" in str(report)
+    [image.unlink(missing_ok=True) for image in images]
+    assert cli.main(["data", "check", "cub200", "--quick", "--root", str(root)]) == 1
+    assert "12 of 12 listed images are not there" in capsys.readouterr().out
 
 
 def test_verification_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
@@ -568,6 +682,87 @@ def test_a_good_archive_is_unpacked_once(tmp_path, kind):
     assert [p.name for p in (tmp_path / "target").iterdir()] == ["a"] and not [*(tmp_path / "other").iterdir()]
 
 
+def packed(folder, kind):
+    "An archive of some twenty images, and where its members begin (tar)"
+    for i in range(20):
+        photograph(90, 80, i).save(folder / f"{i:02}.png")
+    archive = folder / f"images.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as z:
+            [z.write(p, f"images/{p.name}") for p in sorted(folder.glob("*.png"))]
+        return archive, []
+    with tarfile.open(archive, "w" if kind == "tar" else f"w:{kind}") as tar:
+        [tar.add(p, f"images/{p.name}") for p in sorted(folder.glob("*.png"))]
+    with tarfile.open(archive) as tar:
+        return archive, [member.offset for member in tar]
+
+
+def refused(archive, target, says="download it again"):
+    with pytest.raises(ValueError, match=says) as error:
+        unpack(archive, target)
+    assert str(archive) in str(error.value) and [*target.iterdir()] == []
+
+
+@pytest.mark.parametrize("kind", ["tar", "gz", "bz2", "xz", "zip"])
+def test_a_shortened_archive_is_refused(tmp_path, kind):
+    archive, starts = packed(tmp_path, kind)
+    whole, target = archive.read_bytes(), tmp_path / "target"
+    if kind == "tar":  # in a header, between members, in a member, without its end
+        cuts = [starts[10] + 100, starts[10], starts[10] + 600, whole.rindex(b"IEND") // 512 * 512 + 512]
+    else:
+        cuts = [1, len(whole) // 3, len(whole) // 2, len(whole) - 30, len(whole) - 5]
+    for cut in cuts:
+        archive.write_bytes(whole[:cut])
+        refused(archive, target)
+    archive.write_bytes(whole)
+    assert unpack(archive, target) == 20
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip"])
+def test_a_wrong_byte_anywhere_in_a_compressed_archive_is_found(tmp_path, kind):
+    archive, _ = packed(tmp_path, kind)
+    whole = archive.read_bytes()
+    places = [len(whole) * i // 7 for i in range(1, 7)] + ([len(whole) - 6] if kind == "gz" else [])
+    for place in places:
+        archive.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
+        refused(archive, tmp_path / "target")
+
+
+def test_a_wrong_header_does_not_end_a_tar(tmp_path):
+    archive, starts = packed(tmp_path, "tar")
+    content = bytearray(archive.read_bytes())
+    content[starts[-1] + 5] ^= 0x5A  # the last member: nothing but zeros would follow
+    archive.write_bytes(content)
+    refused(archive, tmp_path / "target", "it is damaged .*download it again")
+
+
+def test_a_compression_that_python_does_not_know_is_explained(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as z:
+        z.writestr("a.txt", "hello")
+    content = bytearray((tmp_path / "x.zip").read_bytes())
+    for place in (8, content.find(b"PK\1\2") + 10):
+        content[place : place + 2] = b"\x09\0"  # deflate64
+    (tmp_path / "x.zip").write_bytes(content)
+    refused(tmp_path / "x.zip", tmp_path / "target", "unpack it by another program")
+
+
+def test_members_that_contradict_each_other_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        [tar.addfile(tarfile.TarInfo(name), io.BytesIO()) for name in ("a", "a/b")]
+    refused(tmp_path / "x.tar", tmp_path / "target")
+
+
+@pytest.mark.parametrize("content", [b"PK\3\4 and half of it", b"<html>"])
+def test_what_is_called_an_archive_is_never_copied(tmp_path, content):
+    (tmp_path / "img.zip").write_bytes(content)  # its MD5 is not known
+    with pytest.raises(ValueError, match="img.zip was not unpacked.*download it again"):
+        prepare("inshop", tmp_path / "root", tmp_path / "img.zip")
+    assert not [*(tmp_path / "root/inshop").iterdir()]
+    (tmp_path / "mine.zip").write_bytes(content)
+    with pytest.raises(ValueError, match="mine.zip was not unpacked.*download it again"):
+        prepare("cub200", tmp_path / "root", tmp_path / "mine.zip")
+
+
 @pytest.fixture
 def archive(tmp_path):
     cub(tmp_path / "source/CUB_200_2011", True)
@@ -699,6 +894,100 @@ def test_an_unreadable_image_leaves_no_decoded_copy(broken):
     with pytest.raises((ValueError, FileNotFoundError), match="Auk_"):
         write_decoded(files, path)
     assert not [p for p in path.parent.iterdir() if "decoded" in p.name]
+
+
+@pytest.fixture
+def copied(tmp_path):
+    "A CUB with a decoded copy: its root, and an image of it"
+    root = build("cub200", "official lists", tmp_path)
+    prepare("cub200", root, decoded=True)
+    return root, root / "cub200/CUB_200_2011/images/001.Auk/Auk_1.jpg"
+
+
+def test_an_image_changed_at_equal_size_is_found(copied):
+    root, image = copied
+    content = image.read_bytes()
+    os.utime(image, ns=(1, 1))  # copied elsewhere: another time, the same bytes
+    assert load_cub200(root, strict=False, decoded=True).train[1][0].size == (349, 256)
+    image.write_bytes(content[:-2] + b"\0\0")
+    with pytest.raises(ValueError, match="Auk_1.jpg has changed since it was decoded"):
+        load_cub200(root, strict=False, decoded=True)
+    image.unlink()
+    assert load_cub200(root, strict=False, decoded=True).train[1][0].size == (349, 256)
+
+
+def test_images_added_since_are_found_at_opening(copied):
+    root, image = copied
+    base = image.parents[2]
+    for i in (13, 14):
+        jpeg(base / f"images/002.Owl/new_{i}.jpg")
+        for name, row in (("images", f"{i} 002.Owl/new_{i}.jpg"), ("image_class_labels", f"{i} 2")):
+            (base / f"{name}.txt").write_text((base / f"{name}.txt").read_text() + f"{row}\n")
+    with pytest.raises(ValueError, match=r"2 images, such as images/002.Owl/new_13.jpg, are not in the decoded copy"):
+        load_cub200(root, strict=False, decoded=True)
+    prepare("cub200", root, decoded=True)
+    assert len(load_cub200(root, strict=False, decoded=True).train) == 8
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", "old", "short row"])
+def test_a_damaged_index_is_named(copied, content):
+    root, _ = copied
+    index = decoded_path(find("cub200", root))
+    held = json.loads(index.read_text())
+    changed = {"old": held | {"format": 1}, "short row": held | {"images": [["x", 1]]}}
+    index.write_text(json.dumps(changed[content]) if content in changed else content)
+    with pytest.raises(ValueError, match="decoded_256.json is damaged .*prepare the copy again"):
+        load_cub200(root, strict=False, decoded=True)
+    prepare("cub200", root, decoded=True)
+    assert len(load_cub200(root, strict=False, decoded=True).train) == 6
+
+
+def test_unreadable_images_are_left_out_of_the_copy_on_request(broken, monkeypatch):
+    with pytest.raises(ValueError, match="skip_unreadable=True, or DMLSTUDY_SKIP_UNREADABLE=1"):
+        prepare("cub200", broken, decoded=True)
+    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
+    done = prepare("cub200", broken, decoded=True)
+    names = ["images/001.Auk/Auk_1.jpg", "images/001.Auk/Auk_2.jpg", "images/002.Owl/Owl_0.jpg"]
+    assert sorted(done["left_out"]) == names and len(Decoded(done["decoded"]).rows) == 9
+    assert [row[0] for row in json.loads(done["decoded"].read_text())["left_out"]] == names
+    train = load_cub200(broken, strict=False, decoded=True).train
+    with pytest.raises(ValueError, match="3 of 6 images cannot be read: .*Auk_1.jpg.*skip-unreadable"):
+        verify(train)
+    part, left_out = verify(train, skip=True)
+    assert left_out == 3 and part.labels.tolist() == [0, 1, 1] and [image.height for image in part.images] == [256] * 3
+    jpeg(broken / "cub200/CUB_200_2011" / names[1])  # it is there again
+    with pytest.raises(ValueError, match="Auk_2.jpg has changed"):
+        load_cub200(broken, strict=False, decoded=True)
+
+
+def test_what_a_killed_process_left_is_removed(copied):
+    root, image = copied
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    here, folder = platform.node().replace(".", "-"), image.parents[2]
+    files = {name: folder / f".decoded_256.{name}.u8" for name in (
+        f"{dead.pid}", f"{here}.{dead.pid}", f"{here}.{os.getppid()}", f"elsewhere.{dead.pid}", "elsewhere.1", "x",
+    )}  # fmt: skip
+    [file.write_bytes(b"half") for file in files.values()]
+    os.utime(files["elsewhere.1"], (1, 1))
+    prepare("cub200", root, decoded=True)
+    left = {name for name, file in files.items() if file.exists()}
+    assert left == {f"{here}.{os.getppid()}", f"elsewhere.{dead.pid}", "x"}, "others may still be writing"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of Unix")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_are_as_open_to_others_as_the_umask_says(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "a/b.txt", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a/b.txt").stat().st_mode & 0o777 == mode and len([*(tmp_path / "a").iterdir()]) == 1
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "folder", "x")
+    assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
 
 
 # transforms --------------------------------------------------------------------------------------------------------
@@ -840,6 +1129,65 @@ def test_a_batch_equals_image_by_image(some, name, train, backbone):
     if not train:
         one_by_one = torch.stack([transform(some[i][0]) for i in range(8)])
         torch.testing.assert_close(got, one_by_one, atol=1e-3 if backbone == "bninception" else 1e-5, rtol=0)
+
+
+def as_items(sizes):
+    return [(np.asarray(photograph(w, h, i)), i % 3, 10 + i) for i, (h, w) in enumerate(sizes)]
+
+
+def test_an_ordinary_batch_is_one_tensor_with_the_same_pixels_as_ever():
+    g = generator(0, "sizes")
+    longer = torch.randint(256, 520, (24,), generator=g).tolist()
+    items = as_items([(256, n) if i % 3 else (n, 256) for i, n in enumerate(longer)])
+    pixels, sizes, labels, indices = pad_pixels(items)
+    assert torch.equal(pixels, padded([image for image, *_ in items])) and labels.tolist() == [0, 1, 2] * 8
+    assert indices.tolist() == [*range(10, 34)] and sizes.tolist() == [[*image.shape[:2]] for image, *_ in items]
+    transform = BatchTransform(make_transform("base", True))
+    box, flips, size = transform.boxes(sizes, generator(1))
+    assert torch.equal(transform(pixels, sizes, generator(1)), transform.cut(pixels, box, flips, size))
+
+
+@pytest.mark.parametrize("name", ["base", "red", "sec"])
+@pytest.mark.parametrize("train", [True, False])
+def test_panoramas_do_not_blow_a_batch_up(name, train):
+    ordinary = [(256, 300), (340, 256)] * 6
+    places = {2: (256, 3000), 5: (3100, 256), 9: (256, 5760), 12: (256, 3000)}
+    sizes = ordinary[:]
+    [sizes.insert(i, size) for i, size in sorted(places.items())]
+    items = as_items(sizes)
+    parts, held, labels, indices = pad_pixels(items)
+    assert sum(part.numel() for _, part in parts) <= 4 * sum(image.size for image, *_ in items)
+    assert sorted(i for rows, _ in parts for i in rows.tolist()) == [*range(16)] and held.tolist() == [
+        [*size] for size in sizes
+    ]
+    transform = BatchTransform(make_transform(name, train))
+    got = transform(parts, held, generator(3))
+    box, flips, size = transform.boxes(held, generator(3))
+    for i, (image, *_) in enumerate(items):
+        alone = transform.cut(padded([image]), box[i : i + 1], flips[i : i + 1], size)
+        torch.testing.assert_close(got[i : i + 1], alone, atol=1e-5, rtol=0)
+    assert indices.tolist() == [*range(10, 26)] and labels.tolist() == [i % 3 for i in range(16)]
+
+
+def test_groups_of_sizes_are_bounded():
+    g = generator(0, "groups")
+    for _ in range(300):
+        n = int(torch.randint(1, 60, (1,), generator=g))
+        longer = (256 * torch.exp(4 * torch.rand(n, generator=g) ** 3)).long()
+        sizes = torch.stack([torch.full_like(longer, 256), longer], 1)
+        sizes = torch.where(torch.rand(n, 1, generator=g) < 0.5, sizes, sizes.flip(1)).numpy()
+        groups = groups_of_sizes(sizes)
+        assert sorted(np.concatenate(groups).tolist()) == [*range(n)]
+        for rows in groups:
+            assert len(rows) * sizes[rows].max(0).prod() <= 4 * sizes[rows].prod(1).sum()
+        if n * sizes.max(0).prod() <= 4 * sizes.prod(1).sum():
+            assert len(groups) == 1
+
+
+@pytest.mark.parametrize("name", ["cifar", "simclr"])
+def test_a_transform_that_does_not_crop_makes_no_batch(name):
+    with pytest.raises(ValueError, match="without a crop leaves images in different sizes"):
+        BatchTransform(make_transform(name, False))
 
 
 def test_flips_are_fair(some):

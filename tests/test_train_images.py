@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from test_data_images import accept, build
+from test_data_images import accept, build, photograph
 from test_train import on_gpu, steps_without_waiting
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
 from dmlstudy.data.images import load_images, prepare
+from dmlstudy.data.transforms import padded
+from dmlstudy.samplers import make_sampler
 
 BIRDS = {
     "dataset": "cub200", "fold": -1, "model": "resnet50", "weights": "none", "embed_dim": 8, "method": "Triplet (R)",
@@ -113,6 +115,61 @@ def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
         train.fit(make_run(BIRDS, weights="no/such/file.pth"), device="cpu", workers=0)
 
 
+def test_a_misspelt_way_to_read_pixels_is_no_missing_copy(birds):
+    with pytest.raises(ValueError, match="There is no way to read pixels 'devise'. Did you mean 'device'"):
+        train.fit(make_run(BIRDS, pixels="devise"), device="cpu")
+
+
+def test_the_environment_may_change_within_a_session(birds, tmp_path, monkeypatch):
+    run = make_run(BIRDS)
+    first = feeds.splits_of(run)["train"].images
+    assert feeds.splits_of(run)["train"].images is first, "read once"
+    build("cub200", "class folders in images", tmp_path / "other")
+    monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "other"))
+    assert feeds.splits_of(run)["train"].images.folder == tmp_path / "other" / "cub200"
+    next((tmp_path / "other").rglob("*Owl_1.jpg")).unlink()  # its numbers are not those of `birds` any more
+    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
+    assert len(feeds.splits_of(run)["train"]) == 5
+    monkeypatch.delenv("DMLSTUDY_ANY_COUNTS")
+    feeds._data.cache_clear()
+    with pytest.raises(ValueError, match="--any-counts"):
+        feeds.splits_of(run)
+    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
+    assert len(feeds.splits_of(run)["train"]) == 5
+    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "0")
+    with pytest.raises(ValueError, match="--any-counts"):
+        feeds.splits_of(run)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_with_panoramas_is_read_on_the_device(birds, workers):
+    for i, (name, size) in enumerate({"Auk_1": (900, 40), "Owl_2": (40, 900)}.items()):
+        photograph(*size, i).save(next(birds.rglob(f"{name}.jpg")))
+    prepare("cub200", decoded=True)
+    run, cpu = make_run(BIRDS, pixels="device"), torch.device("cpu")
+    feed = feeds.feed_of(run, splits := feeds.splits_of(run), cpu, workers)
+    sampler = make_sampler("spc", splits["train"].labels, 6, 0, samples_per_class=3)
+    indices, x, labels = next(iter(feed.stream(sampler, 0, 1)))
+    assert x.shape == (6, 3, 224, 224) and torch.equal(labels, splits["train"].labels[indices])
+    images = [splits["train"].images.decoded[splits["train"].images.paths[i]] for i in indices.tolist()]
+    sizes = torch.tensor([image.shape[:2] for image in images])
+    box, flips, size = feed.transform[True].boxes(sizes, generator(run.seed, "views", 0))
+    for i, image in enumerate(images):
+        alone = feed.transform[True].cut(padded([image]), box[i : i + 1], flips[i : i + 1], size)
+        torch.testing.assert_close(x[i : i + 1], alone, atol=1e-5, rtol=0)
+    assert next(iter(feed.pieces("train"))).shape == (6, 3, 224, 224)
+
+
+def test_a_copy_with_images_left_out_is_trained_on_and_recorded(birds, monkeypatch):
+    broken = next(birds.rglob("*Owl_1.jpg"))
+    broken.write_bytes(broken.read_bytes()[:300])
+    prepare("cub200", decoded=True, skip_unreadable=True)
+    run = make_run(BIRDS, pixels="device", steps=0)
+    with pytest.raises(ValueError, match=r"Owl_1\.jpg.*--skip-unreadable"):
+        train.fit(run, device="cpu", workers=0)
+    assert train.fit(run, device="cpu", workers=0, skip_unreadable=True)["made"]["skipped_images"] == 1
+
+
 def test_a_decoded_copy_is_asked_for_by_name(birds):
     with pytest.raises(FileNotFoundError, match="There is no decoded copy .*decoded_256.json"):
         train.fit(make_run(BIRDS, pixels="device"), device="cpu")
@@ -121,6 +178,8 @@ def test_a_decoded_copy_is_asked_for_by_name(birds):
         train.fit(make_run(BIRDS, pixels="device", transform="adv"), device="cpu")
     with pytest.raises(ValueError, match="There is no way to read pixels 'gpu'"):
         train.fit(make_run(BIRDS, pixels="gpu"), device="cpu")
+    with pytest.raises(ValueError, match="transform 'cifar' does not go with pixels='device'.* without a crop"):
+        train.fit(make_run(BIRDS, pixels="device", transform="cifar"), device="cpu")
     keys = {make_run(BIRDS, pixels=pixels).key() for pixels in feeds.PIXELS}
     assert len(keys) == 3, "what is read decides what comes out"
 

@@ -4,25 +4,33 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'SUFFIXES', 'CIFAR_PARTS', 'LAYOUTS', 'IN_SHOP', 'FOLDERS', 'load_cub200', 'load_cars196', 'load_sop',
-           'load_inshop', 'IMAGE_SETS', 'to_rgb', 'open_image', 'Files', 'class_order', 'halves', 'read_class_folders',
-           'read_cub_lists', 'read_mat', 'car_names', 'car_rows', 'read_car_lists', 'read_car_devkit', 'car_order',
-           'read_car_folders', 'read_sop', 'read_inshop', 'read_cifar', 'Place', 'data_dir', 'find', 'load_images',
-           'count', 'load_cifar10', 'unreadable', 'fingerprint', 'write_atomically', 'verify', 'Report', 'check',
-           'short_side', 'decoded_path', 'write_decoded', 'Decoded', 'unpack', 'checksums', 'download', 'prepare']
+           'load_inshop', 'IMAGE_SETS', 'AGAIN', 'to_rgb', 'open_image', 'Files', 'class_order', 'halves', 'reading',
+           'table', 'read_class_folders', 'numbered', 'read_cub_lists', 'read_mat', 'car_names', 'car_rows',
+           'read_car_lists', 'read_car_devkit', 'car_order', 'read_car_folders', 'read_sop', 'read_inshop',
+           'read_cifar', 'Place', 'data_dir', 'find', 'load_images', 'count', 'load_cifar10', 'lenient', 'unreadable',
+           'fingerprint', 'write_atomically', 'verify', 'Report', 'check', 'short_side', 'decoded_path',
+           'write_decoded', 'Decoded', 'unpack', 'checksums', 'download', 'prepare']
 
-# %% ../../nbs/11_data.images.ipynb #a95bf0f2
+# %% ../../nbs/11_data.images.ipynb #796fb6e5
+import codecs
+import errno
 import hashlib
 import json
+import lzma
 import os
 import pickle
+import platform
 import re
 import shutil
 import tarfile
 import tempfile
+import time
+import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import util
@@ -171,7 +179,38 @@ def halves(
     cut = sum(rank[name] < half for name, _ in rows)
     return {"train": (list(classes[:half]), rows[:cut]), "test": (list(classes[half:]), rows[cut:])}
 
-# %% ../../nbs/11_data.images.ipynb #87fd94e9
+# %% ../../nbs/11_data.images.ipynb #5fdfbd83
+@contextmanager
+def reading(
+    what: str | Path,  # the file, or its line
+    remedy: str = "unpack its archive again, or get the file anew",
+) -> Iterator[None]:
+    "What a damaged file can raise becomes a ValueError that names it"
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # readers of pickles and Matlab files raise many kinds
+        if isinstance(error, OSError) and error.errno:  # no permission, no such file: it names the file itself
+            raise
+        raise ValueError(f"{what} is damaged ({type(error).__name__}: {error}): {remedy}") from error
+
+
+def table(
+    path: Path,  # a text file in UTF-8, columns parted by blanks
+    columns: int,  # in each line; the last may hold blanks
+    head: int = 0,  # lines that are passed over
+) -> Iterator[tuple[str, list[str]]]:  # "FILE, line 3", its columns
+    "The lines of a list that are not empty"
+    for n, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        if n > head and line.strip():
+            with reading(place := f"{path}, line {n}"):
+                row = line.decode().strip().split(maxsplit=columns - 1)
+                if len(row) < columns:
+                    raise ValueError(f"it has {len(row)} of {columns} columns")
+            yield place, row
+
+# %% ../../nbs/11_data.images.ipynb #bb1ce2ad
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 
 
@@ -191,36 +230,61 @@ def read_class_folders(
     return halves(order(classes), rows)
 
 
+def numbered(
+    path: Path,  # a list of CUB
+) -> dict[str, str]:  # number, as it is written -> the rest of its line
+    "Lines that begin with a number of their own"
+    found = {}
+    for place, (number, rest) in table(path, 2):
+        with reading(place):
+            if not number.isdecimal() or number in found:
+                raise ValueError(f"{number!r} is there twice" if number in found else f"{number!r} is no number")
+        found[number] = rest
+    return found
+
+
 def read_cub_lists(base: Path) -> dict[str, tuple]:
     "CUB's `classes.txt`, `images.txt` and `image_class_labels.txt`"
-    columns = lambda name: dict(line.split(maxsplit=1) for line in open(base / name) if line.strip())
-    classes, labels = columns("classes.txt"), columns("image_class_labels.txt")
-    classes = {k: name.strip() for k, name in classes.items()}
-    ordered = [classes[k] for k in sorted(classes, key=int)]
-    rows = [(classes[labels[k].strip()], f"images/{path.strip()}") for k, path in columns("images.txt").items()]
-    return halves(ordered, rows)
+    classes, labels, images = (base / name for name in ("classes.txt", "image_class_labels.txt", "images.txt"))
+    names, label, rows = numbered(classes), numbered(labels), []
+    for k, path in numbered(images).items():
+        with reading(labels):
+            if label.get(k) not in names:
+                given = f"gives image {k} the class {label[k]!r}" if k in label else f"has no line for image {k}"
+                raise ValueError(f"it {given}; {classes.name} has {len(names)} classes")
+        rows.append((names[label[k]], f"images/{path}"))
+    return halves([names[k] for k in sorted(names, key=int)], rows)
 
-# %% ../../nbs/11_data.images.ipynb #c0771271
+# %% ../../nbs/11_data.images.ipynb #c04eb5a3
 def read_mat(path: Path) -> dict:  # variable -> array
     "A Matlab file, if SciPy is installed"
     if util.find_spec("scipy") is None:
         raise ImportError(f"{path} is a Matlab file: reading it needs SciPy (pip install scipy), or use class folders.")
     from scipy.io import loadmat
 
-    return loadmat(path, squeeze_me=True)
+    with reading(path):
+        return loadmat(path, squeeze_me=True)
 
 
 def car_names(path: Path) -> list[str]:  # class names in the official order
     "The class names of `cars_annos.mat` or `cars_meta.mat`"
-    return [str(name) for name in np.atleast_1d(read_mat(path)["class_names"])]
+    held = read_mat(path)
+    with reading(path):
+        return [str(name) for name in np.atleast_1d(held["class_names"])]
 
 
 def car_rows(path: Path, names: Sequence[str], folder: str, field: str) -> list[tuple[str, str]]:
     "(class, path) of every annotation in a file of CARS"
-    notes = np.atleast_1d(read_mat(path)["annotations"])
+    held = read_mat(path)
+    with reading(path):
+        notes = np.atleast_1d(held["annotations"])
     if "class" not in (notes.dtype.names or ()):
         raise ValueError(f"{path} has no classes; cars_test_annos_withlabels.mat has them and belongs beside it")
-    return [(names[int(row["class"]) - 1], str(PurePosixPath(folder, str(row[field])))) for row in notes]
+    with reading(path):
+        rows = [(int(row["class"]), str(PurePosixPath(folder, str(row[field])))) for row in notes]
+        if wrong := [f"{name} is of class {c}" for c, name in rows if not 1 <= c <= len(names)]:
+            raise ValueError(f"{wrong[0]}; there are classes 1 to {len(names)}")
+    return [(names[c - 1], name) for c, name in rows]
 
 
 def read_car_lists(base: Path) -> dict[str, tuple]:
@@ -254,13 +318,12 @@ def read_car_folders(base: Path, parts: Sequence[str] = ("images",)) -> dict[str
     "CARS as class folders"
     return read_class_folders(base, parts, partial(car_order, base=base))
 
-# %% ../../nbs/11_data.images.ipynb #2fd709c6
+# %% ../../nbs/11_data.images.ipynb #30dc7f81
 def read_sop(base: Path, lists: str = "", images: str = "") -> dict[str, tuple]:
     "SOP's `Ebay_train.txt` and `Ebay_test.txt`"
     splits = {}
     for split in ("train", "test"):
-        lines = (base / lists / f"Ebay_{split}.txt").read_text().splitlines()[1:]
-        rows = [line.split() for line in lines if line.strip()]  # image_id class_id super_class_id path
+        rows = [row for _, row in table(base / lists / f"Ebay_{split}.txt", 4, head=1)]  # image, class, kind, path
         kind = lambda path: PurePosixPath(path).parts[0].removesuffix("_final")
         rows = [(f"{kind(path)} {item}", str(PurePosixPath(images, path))) for _, item, _, path in rows]
         splits[split] = (list(dict.fromkeys(name for name, _ in rows)), rows)
@@ -269,15 +332,15 @@ def read_sop(base: Path, lists: str = "", images: str = "") -> dict[str, tuple]:
 
 def read_inshop(base: Path, partition: str = "Eval/list_eval_partition.txt", images: str = "Img") -> dict[str, tuple]:
     "In-shop's partition file"
-    lines = [line.split() for line in (base / partition).read_text().splitlines()[2:] if line.strip()]
     rows = {split: [] for split in ("train", "query", "gallery")}
-    for path, item, split in lines:
-        lookup(f"split in {base / partition}", split, rows).append((item, str(PurePosixPath(images, path))))
+    for place, (path, item, split) in table(base / partition, 3, head=2):
+        with reading(place):
+            lookup("split", split, rows).append((item, str(PurePosixPath(images, path))))
     names = lambda *splits: sorted({item for split in splits for item, _ in rows[split]})
     shared = names("query", "gallery")
     return {split: (names(split) if split == "train" else shared, part) for split, part in rows.items()}
 
-# %% ../../nbs/11_data.images.ipynb #54c5b6ad
+# %% ../../nbs/11_data.images.ipynb #e360cc7e
 class _Arrays(pickle.Unpickler):
     "Reads pickles of arrays, lists and strings, and nothing else"
 
@@ -296,12 +359,19 @@ class _Arrays(pickle.Unpickler):
 
 def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:  # (N, 3072) uint8 pixels, (N,) labels
     "One file of CIFAR-10, of the Python or the binary edition"
-    if path.suffix == ".bin":
-        rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, 3073)
-        return rows[:, 1:], rows[:, 0].astype(np.int64)
-    with open(path, "rb") as f:
-        held = _Arrays(f, encoding="bytes").load()
-    return held[b"data"], np.asarray(held[b"labels"], np.int64)
+    with reading(path):
+        if path.suffix == ".bin":
+            rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, 3073)
+            pixels, labels = rows[:, 1:], rows[:, 0].astype(np.int64)
+        else:
+            with open(path, "rb") as f:
+                held = _Arrays(f, encoding="bytes").load()
+            pixels, labels = held[b"data"], np.asarray(held[b"labels"], np.int64)
+        if pixels.shape != (len(labels), 3072) or pixels.dtype != np.uint8 or not 0 < len(labels):
+            raise ValueError(f"it holds {pixels.dtype} {pixels.shape} and {labels.shape} labels")
+        if labels.min() < 0 or labels.max() > 9:
+            raise ValueError(f"its labels are {labels.min()} to {labels.max()}")
+        return pixels, labels
 
 # %% ../../nbs/11_data.images.ipynb #46cc5d05
 CIFAR_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6)) + ("test_batch",)
@@ -409,7 +479,7 @@ def find(
                 return Place(name, base, layout, here, tuple(looked))
     return Place(name, base, looked=tuple(looked))
 
-# %% ../../nbs/11_data.images.ipynb #fc108a5f
+# %% ../../nbs/11_data.images.ipynb #8f0c510d
 def load_images(
     name: str,  # cub200, cars196, sop or inshop
     folder: str | Path | None = None,  # the root to search below; None: data_dir()
@@ -426,6 +496,8 @@ def load_images(
         label = {name: i for i, name in enumerate(classes)}
         files = Files(place.folder, (path for _, path in rows), decoded=copy)
         splits[split] = Split(files, torch.tensor([label[c] for c, _ in rows], dtype=torch.int64), tuple(classes))
+        if copy is not None:
+            copy.check_all(files.paths)
     return _counted(Data(name, **splits), place, strict)
 
 
@@ -479,7 +551,14 @@ IMAGE_SETS: dict[str, Callable[..., Data]] = {  # name -> root -> Data
     "cifar10": load_cifar10,
 }
 
-# %% ../../nbs/11_data.images.ipynb #0305aa94
+# %% ../../nbs/11_data.images.ipynb #48aef78f
+def lenient(
+    how: str,  # any_counts or skip_unreadable
+) -> bool:
+    "What the environment allows of images on disk: `DMLSTUDY_ANY_COUNTS=1`, `DMLSTUDY_SKIP_UNREADABLE=1`"
+    return os.environ.get(f"DMLSTUDY_{how.upper()}", "0") not in ("", "0")
+
+
 def unreadable(
     files: Files,  # images of a split
     workers: int | None = None,  # threads; None: one a core, at most 8
@@ -511,17 +590,19 @@ def fingerprint(
             digest.update(f"{path}\0absent\n".encode())
     return digest.hexdigest()
 
-# %% ../../nbs/11_data.images.ipynb #468bae28
+# %% ../../nbs/11_data.images.ipynb #2edc50df
 def write_atomically(
     path: Path,  # the file; its folder is made
     content: str | bytes,  # the whole content
 ) -> None:
     "A file is either there in full or not at all"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "wb") as f:
-        f.write(content.encode() if isinstance(content, str) else content)
-    os.replace(partial_name, path)
+    half = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may read it, as the umask says
+    try:
+        half.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(half, path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def verify(
@@ -530,19 +611,25 @@ def verify(
     workers: int | None = None,  # threads; None: one a core, at most 8
 ) -> tuple[Split, int]:  # the split (without them), how many were left out
     "Make sure that every image can be decoded, before a run begins"
-    if not isinstance(split.images, Files) or split.images.decoded is not None:
-        return split, 0
-    known = cache_dir() / "verified" / f"{fingerprint(split.images)[:32]}.json"
-    if known.is_file():
-        bad = {int(i): reason for i, reason in json.loads(known.read_text()).items()}
-    else:
-        bad = unreadable(split.images, workers)
-        write_atomically(known, json.dumps(bad))
+    bad = _bad(split.images, workers) if isinstance(split.images, Files) else {}
     if bad and not skip:
         left_out = "leave them out: skip_unreadable=True, or --skip-unreadable"
         raise ValueError(f"{_listed(split.images, bad)}. Replace them, or {left_out}.")
     good = torch.tensor([i for i in range(len(split)) if i not in bad], dtype=torch.int64)
     return (_part(split, good), len(bad)) if bad else (split, 0)
+
+
+def _bad(files: Files, workers: int | None) -> dict[int, str]:
+    "What `unreadable` says or has said; of a decoded copy, what was left out of it"
+    if files.decoded is not None:
+        left_out = files.decoded.left_out
+        return {i: left_out[path] for i, path in enumerate(files.paths) if path in left_out}
+    known = cache_dir() / "verified" / f"{fingerprint(files)[:32]}.json"
+    if known.is_file():
+        return {int(i): reason for i, reason in json.loads(known.read_text()).items()}
+    bad = unreadable(files, workers)
+    write_atomically(known, json.dumps(bad))
+    return bad
 
 
 def _listed(files: Files, bad: dict[int, str], n: int = 20) -> str:
@@ -553,7 +640,7 @@ def _listed(files: Files, bad: dict[int, str], n: int = 20) -> str:
 def _part(split: Split, indices: torch.Tensor) -> Split:
     return replace(split, images=split.images.take(indices.tolist()), labels=split.labels[indices])
 
-# %% ../../nbs/11_data.images.ipynb #f48cdbbe
+# %% ../../nbs/11_data.images.ipynb #eecb6e9d
 @dataclass(frozen=True)
 class Report:
     "What `check` found; printed, it is a page"
@@ -577,7 +664,7 @@ class Report:
 def check(
     name: str,  # cub200, cars196, sop, inshop or cifar10
     folder: str | Path | None = None,  # the root to search below; None: data_dir()
-    images: bool = True,  # decode every image too, which takes minutes
+    images: bool = True,  # decode every image, which takes minutes; False: see whether there are files of these names
     workers: int | None = None,  # threads; None: one a core, at most 8
 ) -> Report:  # `.ok`, and a page when printed
     "Say what there is of a data set, whether its numbers are the published ones, and which images cannot be read"
@@ -586,13 +673,19 @@ def check(
         return Report(place)
     try:
         data = IMAGE_SETS[name](folder, strict=False)
-    except (ValueError, KeyError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError) as error:
         return Report(place, problems=(f"{type(error).__name__}: {error}",))
     splits = [part for part in (getattr(data, s) for s in SOURCES[name]["splits"]) if isinstance(part.images, Files)]
-    bad = []
+    bad, gone = [], () if images else _gone([part.images for part in splits])
     for part in splits if images else []:
         bad += [f"{part.images.paths[i]}: {reason}" for i, reason in unreadable(part.images, workers).items()]
-    return Report(place, tuple(count(data).values()), bad=tuple(bad))
+    return Report(place, tuple(count(data).values()), gone, tuple(bad))
+
+
+def _gone(parts: Sequence[Files]) -> tuple[str, ...]:  # a sentence, if images are not there
+    listed = {files.folder / path for files in parts for path in files.paths}
+    gone = sorted(file for file in listed if not file.is_file())
+    return (f"{len(gone):,} of {len(listed):,} listed images are not there, such as {gone[0]}",) if gone else ()
 
 # %% ../../nbs/11_data.images.ipynb #17a3dfab
 def short_side(
@@ -611,39 +704,91 @@ def decoded_path(place: Place, side: int = 256) -> Path:  # of the index; the pi
     "Where the decoded copy of a data set lies"
     return place.folder / f"decoded_{side}.json"
 
-# %% ../../nbs/11_data.images.ipynb #f16f7062
+# %% ../../nbs/11_data.images.ipynb #89c2acc9
+def _state(file: Path) -> list[int | None]:  # size, time of the last change; None where there is no file
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return [None, None]
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _half(path: Path) -> Path:
+    "Where this process writes the pixels; what killed processes have left there is removed"
+    start, host = f".{path.stem}.", platform.node().replace(".", "-")
+    for file in path.parent.glob(f"{start}*.u8"):
+        whose, _, pid = file.name.removeprefix(start).removesuffix(".u8").rpartition(".")
+        _, changed = _state(file)
+        old = changed is not None and time.time_ns() - changed > 86400e9  # another machine may be writing to it
+        if old or (whose in ("", host) and pid.isdecimal() and not _runs(int(pid))):
+            file.unlink(missing_ok=True)
+    return path.with_name(f"{start}{host}.{os.getpid()}.u8")
+
+
+def _runs(pid: int) -> bool:
+    if os.name != "posix":  # elsewhere, asking ends it
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+# %% ../../nbs/11_data.images.ipynb #8f7d4e50
 def write_decoded(
     files: Files,  # the images of all splits
     path: Path,  # of the index, .json
     side: int = 256,  # pixels of the shorter side
     workers: int | None = None,  # threads; None: one a core, at most 8
-) -> None:
+    skip: bool = False,  # leave unreadable images out instead of stopping
+) -> dict[str, str]:  # images left out, with the reason
     "Decode images once and for all"
-    pixels, half = path.with_suffix(".u8"), path.with_name(f".{path.stem}.{os.getpid()}.u8")
-    paths, rows, offset, digest = tuple(dict.fromkeys(files.paths)), [], 0, hashlib.sha256()
-
-    def decode(name: str) -> tuple[np.ndarray, int, str]:
-        content = (files.folder / name).read_bytes()
-        image = short_side(open_image(files.folder / name), side)
-        return np.asarray(image), len(content), hashlib.sha256(content).hexdigest()
-
     path.parent.mkdir(parents=True, exist_ok=True)
+    half, paths = _half(path), tuple(dict.fromkeys(files.paths))
+    rows, left_out, offset, digest = [], [], 0, hashlib.sha256()
+
+    def decode(name: str) -> tuple[np.ndarray | None, list]:  # pixels, the source's size, time and SHA-256
+        state = _state(files.folder / name)
+        try:
+            content = (files.folder / name).read_bytes()
+            image = np.asarray(short_side(open_image(files.folder / name), side))
+        except (ValueError, OSError) as error:
+            if not skip:
+                how = "leave such images out: skip_unreadable=True, or DMLSTUDY_SKIP_UNREADABLE=1"
+                raise ValueError(f"{error}. Replace it, or {how}.") from error
+            return None, [str(error), *state]
+        return image, [*state, hashlib.sha256(content).hexdigest()]
+
     try:
         with open(half, "wb") as f, ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
             for start in range(0, len(paths), 512):  # bounds what waits in memory
                 part = paths[start : start + 512]
-                for name, (image, size, sha) in zip(part, pool.map(decode, part), strict=True):
+                for name, (image, source) in zip(part, pool.map(decode, part), strict=True):
+                    if image is None:
+                        left_out.append([name, *source])
+                        continue
                     f.write(image.tobytes())
-                    rows.append([name, offset, *image.shape[:2], zlib.crc32(image.tobytes()), size, sha])
+                    rows.append([name, offset, *image.shape[:2], zlib.crc32(image.tobytes()), *source])
                     offset += image.size
-                    digest.update(f"{name}\0{sha}\n".encode())
-        os.replace(half, pixels)
+                    digest.update(f"{name}\0{source[-1]}\n".encode())
+        os.replace(half, path.with_suffix(".u8"))
     finally:
         half.unlink(missing_ok=True)
-    index = {"format": 1, "side": side, "bytes": offset, "sources_sha256": digest.hexdigest(), "images": rows}
-    write_atomically(path, json.dumps(index))
+    index = {"format": 2, "side": side, "bytes": offset, "sources_sha256": digest.hexdigest()}
+    write_atomically(path, json.dumps(index | {"images": rows, "left_out": left_out}))
+    return {name: reason for name, reason, *_ in left_out}
 
-# %% ../../nbs/11_data.images.ipynb #06e83d89
+# %% ../../nbs/11_data.images.ipynb #8f971038
+def _changed(file: Path, size: int | None, changed: int | None, sha: str | None) -> bool:
+    "Is a file another one than was decoded? One that is gone is not"
+    now = _state(file)
+    if now[0] is None or now == [size, changed]:
+        return False
+    return now[0] != size or hashlib.sha256(file.read_bytes()).hexdigest() != sha
+
+
 class Decoded:
     "A decoded copy: relative path -> uint8 pixels (H, W, 3)"
 
@@ -654,18 +799,32 @@ class Decoded:
         self.path, self._pixels = Path(path), None
         if not self.path.is_file():
             raise FileNotFoundError(f"There is no decoded copy {self.path}; prepare(..., decoded=True) writes one.")
-        found = json.loads(self.path.read_text())
-        self.side, self.sources = found["side"], found["sources_sha256"]
-        self.rows = {name: tuple(rest) for name, *rest in found["images"]}
-        size = self.path.with_suffix(".u8").stat().st_size if self.path.with_suffix(".u8").is_file() else None
-        if found["format"] != 1 or size != found["bytes"]:
-            raise ValueError(f"{self.path} has {size} bytes of pixels beside it, not {found['bytes']}: {self.again}")
-        for name, (*_, source, _) in self.rows.items():
-            file = self.path.parent / name
-            if file.exists() and file.stat().st_size != source:
-                raise ValueError(f"{file} has changed since it was decoded into {self.path}: {self.again}")
+        with reading(self.path, self.again):
+            found = json.loads(self.path.read_text())
+            if found["format"] != 2:
+                raise ValueError(f"its format is {found['format']}, of another version; this one reads 2")
+            self.side, self.sources, length = found["side"], found["sources_sha256"], found["bytes"]
+            self.rows = {name: tuple(rest) for name, *rest in found["images"]}
+            self.left_out = {name: reason for name, reason, _, _ in found["left_out"]}
+            sources = {name: source for name, (_, _, _, _, *source) in self.rows.items()}
+            sources |= {name: (size, changed, None) for name, _, size, changed in found["left_out"]}
+        size, _ = _state(self.path.with_suffix(".u8"))
+        if size != length:
+            raise ValueError(f"{self.path} has {size} bytes of pixels beside it, not {length}: {self.again}")
+        for name, source in sources.items():
+            if _changed(self.path.parent / name, *source):
+                raise ValueError(
+                    f"{self.path.parent / name} has changed since it was decoded into {self.path}: {self.again}"
+                )
 
-    again = "delete the copy and prepare it again"
+    again = "prepare the copy again"
+
+    def check_all(self, names: Iterable[str]) -> None:
+        "Refuse a copy in which some of these images are not"
+        if new := [name for name in names if name not in self.rows and name not in self.left_out]:
+            raise ValueError(
+                f"{len(new)} images, such as {new[0]}, are not in the decoded copy {self.path}: {self.again}"
+            )
 
     def __getstate__(self) -> dict:  # a worker maps the file itself
         return self.__dict__ | {"_pixels": None}
@@ -687,13 +846,26 @@ class Decoded:
             raise ValueError(f"the pixels of {name} in {self.path} are damaged: {self.again}")
         return image.reshape(height, width, 3)
 
-# %% ../../nbs/11_data.images.ipynb #cfd8bec5
+# %% ../../nbs/11_data.images.ipynb #0315a324
+AGAIN = "download it again"
+
+
+def _read_to_the_end(tar: tarfile.TarFile) -> None:
+    "Where the members end there is a block of zeros, and at the end of a compressed stream its checksum"
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError("it ends before its end mark, or a header in it is wrong")
+    while tar.fileobj.read(1 << 20):
+        pass
+
+
 def _members(archive: Path) -> Iterator[tuple[str, str, Callable]]:  # name, kind ("file", "folder" or other), opens it
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive) as tar:
             for m in tar:
                 kinds = {"file": m.isreg(), "folder": m.isdir(), "link": m.issym() or m.islnk(), "device": True}
                 yield m.name, next(kind for kind, is_kind in kinds.items() if is_kind), partial(tar.extractfile, m)
+            _read_to_the_end(tar)
     elif zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as z:
             for m in z.infolist():
@@ -701,40 +873,60 @@ def _members(archive: Path) -> Iterator[tuple[str, str, Callable]]:  # name, kin
                 kind = "folder" if m.is_dir() else kinds.get(m.external_attr >> 28, "device")
                 yield m.filename, "encrypted file" if m.flag_bits & 1 else kind, partial(z.open, m)
     else:
-        raise ValueError(f"{archive} is neither a tar nor a zip archive")
+        raise ValueError(f"{archive} was not unpacked: it is neither a tar nor a zip archive, or damaged; {AGAIN}")
 
-# %% ../../nbs/11_data.images.ipynb #5ab9800a
+
+@contextmanager
+def _unpacking(archive: Path) -> Iterator[None]:
+    "What a damaged archive raises becomes a ValueError that names it; a full disk does not"
+    impossible = (None, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)  # a file that is a folder as well
+    damaged = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, zlib.error, OSError)
+    try:
+        yield
+    except NotImplementedError as error:  # a zip's compression that Python does not know
+        raise ValueError(f"{archive} was not unpacked ({error}): unpack it by another program") from error
+    except damaged as error:
+        if isinstance(error, OSError) and error.errno not in impossible:  # gzip and bz2 give no number
+            raise
+        raise ValueError(f"{archive} was not unpacked: it is damaged ({error}); {AGAIN}") from error
+
+# %% ../../nbs/11_data.images.ipynb #05a760cc
 def unpack(
     archive: str | Path,  # tar (any compression) or zip
     folder: str | Path,  # made if need be; what the archive holds must not be there yet
 ) -> int:  # files written
     "Unpack an archive inside a folder, or refuse it and leave nothing behind"
-    folder, n = Path(folder), 0
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(dir=folder, prefix=".unpack."))
     try:
-        for name, kind, opened in _members(Path(archive)):
-            path = PurePosixPath(name)
-            leaves = path.is_absolute() or ".." in path.parts or re.search(r"\\|^\w:", name)
-            if leaves or kind not in ("file", "folder"):
-                why = "leaves the folder" if leaves else f"is a {kind}" if kind != "encrypted file" else "is encrypted"
-                raise ValueError(f"{archive} was not unpacked: its member {name!r} {why}")
-            (stage / path if kind == "folder" else (stage / path).parent).mkdir(parents=True, exist_ok=True)
-            if kind == "file":
-                with opened() as source, open(stage / path, "wb") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-                n += 1
+        with _unpacking(Path(archive)):
+            n = _unpack(Path(archive), stage)
         if there := [entry.name for entry in stage.iterdir() if (folder / entry.name).exists()]:
             raise FileExistsError(f"{archive} was not unpacked: {folder} already holds {', '.join(there)}")
         for entry in stage.iterdir():
             os.replace(entry, folder / entry.name)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{archive} was not unpacked: it is damaged ({error})") from error
     finally:
         shutil.rmtree(stage)
     return n
 
-# %% ../../nbs/11_data.images.ipynb #767cac83
+
+def _unpack(archive: Path, stage: Path) -> int:  # files written
+    n = 0
+    for name, kind, opened in _members(archive):
+        path = PurePosixPath(name)
+        leaves = path.is_absolute() or ".." in path.parts or re.search(r"\\|^\w:", name)
+        if leaves or kind not in ("file", "folder"):
+            why = "leaves the folder" if leaves else f"is a {kind}" if kind != "encrypted file" else "is encrypted"
+            raise ValueError(f"{archive} was not unpacked: its member {name!r} {why}")
+        (stage / path if kind == "folder" else (stage / path).parent).mkdir(parents=True, exist_ok=True)
+        if kind == "file":
+            with opened() as source, open(stage / path, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            n += 1
+    return n
+
+# %% ../../nbs/11_data.images.ipynb #abb6f338
 def checksums(
     path: str | Path,  # a file
 ) -> dict[str, str]:  # md5 and sha256, hexadecimal
@@ -769,6 +961,14 @@ def download(
         fetched.append(target)
     return fetched
 
+# %% ../../nbs/11_data.images.ipynb #6898b0ce
+def _is_archive(file: Path) -> bool:
+    "By its content, or by its name and first bytes if it is a damaged one"
+    with open(file, "rb") as f:
+        begins = f.read(6).startswith((b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0"))
+    named = re.search(r"\.(zip|tar|tgz|tbz2?|txz|gz|bz2|xz)$", file.name.lower())
+    return bool(begins or named) or tarfile.is_tarfile(file) or zipfile.is_zipfile(file)
+
 
 def prepare(
     name: str,  # cub200, cars196, sop, inshop or cifar10
@@ -776,7 +976,8 @@ def prepare(
     archive: str | Path | None = None,  # to unpack (or a single file to copy); None: what is there already
     decoded: bool = False,  # write the decoded copy too
     any_checksum: bool = False,  # take an archive that is not the official one
-) -> dict:  # digests, official (True, False or None: unknown), files, decoded, place
+    skip_unreadable: bool | None = None,  # leave unreadable images out of the copy, or refuse; None: `lenient`
+) -> dict:  # digests, official (True, False or None: unknown), files, decoded, left_out (path -> reason), place
     "Unpack an archive of a data set, and decode its images if asked"
     known, done = lookup("image data set", name, SOURCES)["md5"], {}
     if archive is not None:
@@ -788,7 +989,7 @@ def prepare(
             raise ValueError(
                 f"{archive} has MD5 {done['md5']}; the official file has {want}. any_checksum=True takes it anyway."
             )
-        if tarfile.is_tarfile(archive) or zipfile.is_zipfile(archive):
+        if _is_archive(archive):
             done["files"] = unpack(archive, target)
         else:
             lookup(f"file of {name} that is not an archive", archive.name, known)
@@ -799,6 +1000,8 @@ def prepare(
         data = IMAGE_SETS[name](folder, strict=False)
         splits = [part for s in SOURCES[name]["splits"] if isinstance((part := getattr(data, s)).images, Files)]
         if splits:  # CIFAR-10 is held as one tensor
-            write_decoded(Files(place.folder, [p for part in splits for p in part.images.paths]), decoded_path(place))
+            files = Files(place.folder, [p for part in splits for p in part.images.paths])
+            skip = lenient("skip_unreadable") if skip_unreadable is None else skip_unreadable
+            done["left_out"] = write_decoded(files, decoded_path(place), skip=skip)
             done["decoded"] = decoded_path(place)
     return done

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STEPS', 'TRANSFORMS', 'SCALINGS', 'draw_box', 'random_resized_crop', 'random_crop', 'flip', 'grey', 'jitter',
            'Scaling', 'scaling_of', 'Transform', 'make_transform', 'Numbered', 'Views', 'resample_matrix', 'draw_boxes',
-           'Pixels', 'pad_pixels', 'BatchTransform']
+           'Pixels', 'groups_of_sizes', 'padded', 'pad_pixels', 'BatchTransform']
 
 # %% ../../nbs/12_data.transforms.ipynb #dc316754
 import math
@@ -285,7 +285,7 @@ def draw_boxes(
     corner = torch.where(fits.any(1, keepdim=True), (u[2, :, :2] * (room + 1)).floor(), (room / 2).floor())
     return torch.cat([corner, box], 1).long()
 
-# %% ../../nbs/12_data.transforms.ipynb #931664b9
+# %% ../../nbs/12_data.transforms.ipynb #a93c1afc
 class Pixels:
     "A split as bytes; a map-style data set for a `DataLoader` with `collate_fn=pad_pixels`"
 
@@ -306,18 +306,39 @@ class Pixels:
         return image, int(self.split.labels[i]), i
 
 
+def groups_of_sizes(
+    sizes: np.ndarray,  # (B, 2), heights and widths
+    most: float = 4.0,  # a group's common size over the mean of its own sizes
+) -> list[np.ndarray]:  # positions, ascending; one group for an ordinary batch
+    "Images that are filled up to a common size together"
+    order = sizes.max(1).argsort(kind="stable")  # by the longer side
+    tops, areas = np.maximum.accumulate(sizes[order]).prod(1), sizes[order].prod(1).cumsum()
+    fits = np.flatnonzero(tops * np.arange(1, len(sizes) + 1) <= most * areas)[-1] + 1  # one image always does
+    rows, rest = np.sort(order[:fits]), np.sort(order[fits:])
+    return [rows, *(rest[part] for part in groups_of_sizes(sizes[rest], most))] if len(rest) else [rows]
+
+
+def padded(images: Sequence[np.ndarray]) -> Tensor:  # images (h, w, 3) -> uint8 (B, H, W, 3)
+    "Images of different sizes in one tensor, from the upper left corner, zeros elsewhere"
+    height, width = np.max([image.shape[:2] for image in images], 0).tolist()
+    batch = torch.zeros(len(images), height, width, 3, dtype=torch.uint8)
+    for room, image in zip(batch.numpy(), images, strict=True):
+        room[: image.shape[0], : image.shape[1]] = image
+    return batch
+
+
 def pad_pixels(
     items: Sequence[tuple[np.ndarray, int, int]],  # of Pixels
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # uint8 (B, H, W, 3), sizes (B, 2), labels (B,), indices (B,)
-    "Images of different sizes in one tensor, from the upper left corner, zeros elsewhere"
-    sizes = torch.tensor([image.shape[:2] for image, _, _ in items])
-    height, width = sizes.amax(0).tolist()
-    batch = torch.zeros(len(items), height, width, 3, dtype=torch.uint8)
-    for room, (image, _, _) in zip(batch.numpy(), items, strict=True):
-        room[: image.shape[0], : image.shape[1]] = image
-    return batch, sizes, torch.tensor([y for _, y, _ in items]), torch.tensor([i for *_, i in items])
+) -> tuple[Tensor | list, Tensor, Tensor, Tensor]:  # uint8 (B, H, W, 3), sizes (B, 2), labels (B,), indices (B,)
+    "Images of different sizes in one tensor, or a list of (positions, tensor) where that would be far too large"
+    images = [image for image, _, _ in items]
+    sizes = np.array([image.shape[:2] for image in images])
+    groups = groups_of_sizes(sizes)
+    parts = [(torch.from_numpy(rows), padded([images[i] for i in rows])) for rows in groups]
+    labels, indices = torch.tensor([y for _, y, _ in items]), torch.tensor([i for *_, i in items])
+    return parts if len(groups) > 1 else parts[0][1], torch.from_numpy(sizes), labels, indices
 
-# %% ../../nbs/12_data.transforms.ipynb #7e33179a
+# %% ../../nbs/12_data.transforms.ipynb #b30c2a69
 @dataclass(frozen=True)
 class BatchTransform:
     "A batch of bytes -> network input, on the device of the bytes"
@@ -327,6 +348,10 @@ class BatchTransform:
     def __post_init__(self):
         if other := [name for name, *_ in self.transform.steps if name in ("grey", "jitter")]:
             raise ValueError(f"a batch is cropped, resized and flipped at once; {other} belong in the loader's workers")
+        if not any(name in ("random_resized_crop", "random_crop", "center_crop") for name, *_ in self.transform.steps):
+            raise ValueError(
+                "a transform without a crop leaves images in different sizes, which make no batch: use another"
+            )
 
     def boxes(
         self,
@@ -352,11 +377,25 @@ class BatchTransform:
 
     def __call__(
         self,
-        pixels: Tensor,  # (B, H, W, 3), uint8, on any device
+        pixels: Tensor | list,  # (B, H, W, 3), uint8, on any device; or positions (on the CPU) with such tensors
         sizes: Tensor,  # (B, 2), heights and widths, on the CPU
         generator: torch.Generator | None = None,  # draws on the CPU; a random transform needs one
     ) -> Tensor:  # (B, 3, h, w), float32, on the device of the pixels
         box, flips, size = self.boxes(sizes, generator)
+        if isinstance(pixels, Tensor):
+            return self.cut(pixels, box, flips, size)
+        parts = torch.cat([self.cut(part, box[rows], flips[rows], size) for rows, part in pixels])
+        order = torch.cat([rows for rows, _ in pixels]).argsort()
+        return parts[order.to(parts.device, non_blocking=True)]
+
+    def cut(
+        self,
+        pixels: Tensor,  # (B, H, W, 3), uint8, on any device
+        box: Tensor,  # (B, 4), top, left, height, width, on the CPU
+        flips: Tensor,  # (B,), bool, on the CPU
+        size: int,  # of the output, pixels
+    ) -> Tensor:  # (B, 3, size, size), float32, on the device of the pixels
+        "The boxes of images, resized, flipped and scaled"
         box, flips = box.to(pixels.device, non_blocking=True), flips.to(pixels.device, non_blocking=True)
         rows = resample_matrix(box[:, 0], box[:, 2], pixels.shape[1], size)
         columns = resample_matrix(box[:, 1], box[:, 3], pixels.shape[2], size, flips)
