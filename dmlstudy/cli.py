@@ -106,17 +106,18 @@ def told(
         print(f"\n{failure_table(failures)}", file=sys.stderr)
     return 1 if failures else 0
 
-# %% ../nbs/98_cli.ipynb #9fe6b7d1
+# %% ../nbs/98_cli.ipynb #6833fc34
 def dry_run(
     jobs: Sequence[Job],
     workers: int = 0,
 ) -> int:  # exit status
     "Say what a batch would do"
-    from dmlstudy.batch import clock, default_workers, gather, shards, typical
-    from dmlstudy.records import batch_file, read_batch, recorded
+    from dmlstudy.batch import OFF, clock, default_workers, look, shards, typical
+    from dmlstudy.records import recorded, sound_batch
 
-    kept = [record for name in PROFILES if batch_file(name).exists() for record in read_batch(name)]
-    seconds, workers = typical([*kept, *gather(jobs)]), workers or default_workers()
+    kept = [record for name in PROFILES for record in sound_batch(name)]
+    known, _ = look(dict.fromkeys(run for job in jobs for run in job.runs()))
+    seconds, workers = typical([*kept, *known.values()]), workers or default_workers()
     rows: dict[tuple, list] = {}
     for job in jobs:
         rows.setdefault((job.experiment, job.dataset), []).extend(job.runs())
@@ -130,6 +131,8 @@ def dry_run(
     cut = shards(jobs, left, workers, seconds)
     estimate = clock(sum(map(seconds, dict.fromkeys(left))) / min(workers, max(len(cut), 1)))
     print(f"{len(left)} runs in {len(cut)} notebooks on {workers} workers: about {estimate}")
+    if off := sum(recorded(run, lenient=True) for run in dict.fromkeys(left)):
+        print(f"{off} of these are {OFF}")
     return 0
 
 # %% ../nbs/98_cli.ipynb #8f3b8cf7
