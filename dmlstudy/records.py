@@ -51,7 +51,7 @@ def write_atomically(
         raise OSError(error.errno, f"{file} could not be written ({error.strerror}): nothing was changed") from error
     return file
 
-# %% ../nbs/90_records.ipynb #d4c4f6bc
+# %% ../nbs/90_records.ipynb #effc74d4
 LENIENT = {  # what is asked for -> what `made` then says, and what it means
     "any_counts": ("any_counts", "with other numbers of images than the published ones"),
     "skip_unreadable": ("skipped_images", "without the images that could not be decoded"),
@@ -87,7 +87,7 @@ def lenient_note(
     found = sum(bool(leniencies(record)) for record in records)
     if not found:
         return ""
-    return f"Of {len(records)} runs {found} are not on the data set as it was published: {' and '.join(told)}."
+    return f"Not on the data set as it was published: {found} of {len(records)} runs ({', '.join(told)})."
 
 
 def let_off(

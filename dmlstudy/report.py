@@ -101,7 +101,7 @@ def paper_notebooks() -> dict[str, tuple[str, list[str], str]]:  # path in the p
         found[f"nbs/paper/{file.name}"] = (title.lstrip("# "), paragraphs, code)
     return found
 
-# %% ../nbs/97_report.ipynb #35cc0748
+# %% ../nbs/97_report.ipynb #c270ca9e
 def entry(
     profile: str,
     stem: str,
@@ -137,7 +137,7 @@ def provenance(
     out["device"], out["commit"] = count(m["device"] for m in made), count(str(m["git"]) for m in made)
     for package in sorted({name for m in made for name in m["versions"]}):
         out[package] = count(m["versions"].get(package, "none") for m in made)
-    return out | ({"images": note} if (note := lenient_note(records)) else {})
+    return out | ({"images": note.replace("`", "")} if (note := lenient_note(records)) else {})
 
 # %% ../nbs/97_report.ipynb #0b352343
 PAGE = """<!doctype html>
@@ -238,7 +238,7 @@ def write_report(
     )
     return write_atomically(shown(profile) / "report.html", page + "\n")
 
-# %% ../nbs/97_report.ipynb #719a5868
+# %% ../nbs/97_report.ipynb #72150e5c
 def collect(
     profile: str,
     jobs: Iterable[Job] = (),  # besides those of the profile
@@ -251,12 +251,13 @@ def collect(
     _put_off(kept, out)
     records = gather(jobs, kept)
     if not records:
-        out(f"profile {profile} has no finished run yet: no tables were made")
+        older = f", those in {shown(profile)} are older" if (shown(profile) / "results.csv").exists() else ""
+        out(f"profile {profile} has no finished run yet: no tables were made{older}")
         return []
     write_batch(profile, records)
     return show(profile, workers, out)
 
-# %% ../nbs/97_report.ipynb #ddf68eea
+# %% ../nbs/97_report.ipynb #f681ae87
 def _put_off(kept: Iterable[Mapping], out: Callable[[str], None]) -> None:
     "Leave lenient records that were not asked for out of what is shown, but not out of `outputs/runs`"
     off = [record for record in kept if not accepted(record)]
@@ -264,7 +265,7 @@ def _put_off(kept: Iterable[Mapping], out: Callable[[str], None]) -> None:
         if not recorded(make_run(record["run"]), lenient=True):
             save_record(record)
     if off:
-        out(f"{len(off)} runs are {OFF}: no table shows them; they stay in {outputs() / 'runs'}")
+        out(f"{len(off)} runs are {OFF}: they are left out, and stay in {outputs() / 'runs'}")
 
 # %% ../nbs/97_report.ipynb #3caafa39
 def show(
