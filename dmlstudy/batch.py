@@ -9,7 +9,7 @@ __all__ = ['BEAT', 'STALE', 'POLL', 'START_UP', 'OFF', 'test_clock', 'this_host'
            'typical', 'shards', 'local_workers', 'default_workers', 'cores', 'run_batch', 'look', 'clock', 'label',
            'Progress', 'failure_table', 'plan_file', 'standing', 'state_of', 'gather']
 
-# %% ../nbs/96_batch.ipynb #8ece647e
+# %% ../nbs/96_batch.ipynb #b0a084f9
 import importlib
 import json
 import math
@@ -30,8 +30,10 @@ from pathlib import Path
 
 from .core import Run, root
 from dmlstudy.records import (
+    LENIENT,
     StaleRecord,
     accepted,
+    asked_for,
     check_record,
     load_record,
     outputs,
@@ -76,7 +78,7 @@ def is_dead(
     except psutil.AccessDenied:
         return False
 
-# %% ../nbs/96_batch.ipynb #e05e488a
+# %% ../nbs/96_batch.ipynb #3b01b717
 BEAT, STALE = 5.0, 60.0  # seconds between heartbeats; without one, the owner on another host is taken for dead
 POLL = 0.5  # seconds between looks at what another process does
 
@@ -99,7 +101,7 @@ def _write_new(file: Path, text: str) -> None:
     "Create a file with its content, or raise FileExistsError"
     draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_text(text)
+        write_atomically(draft, text)  # for its message
         try:
             os.link(draft, file)
         except FileExistsError:
@@ -431,15 +433,18 @@ class Failure:
     cell: int | None = None  # its number in there, as in In [3]
     key: str = ""  # of the run; empty if the notebook itself failed
 
-# %% ../nbs/96_batch.ipynb #6af80878
+# %% ../nbs/96_batch.ipynb #12802147
 def execute(
     job: Job,
     folder: str = "",  # the root of the study; empty: that of this process
     batch: str = "",  # id of the batch
+    lenient: Sequence[str] | None = None,  # names in LENIENT that the batch asks for; None: as in this process
 ) -> list[Failure]:  # empty if all is well
     "Execute an experiment notebook over its runs, until each is recorded or has failed"
     if folder:
         os.environ["DMLSTUDY_ROOT"] = folder
+    if lenient is not None:  # workers of a cluster have their own environment, and batches come after one another
+        os.environ.update({f"DMLSTUDY_{name.upper()}": str(int(name in lenient)) for name in LENIENT})
     source, place = notebooks() / "experiments" / f"{job.experiment}.ipynb", str(job.notebook())
     parameters = {"profile": job.profile, "dataset": job.dataset, "seed": job.seed, "methods": job.methods}
     runs, deaths, broken, cell = job.runs(), 0, "", None
@@ -602,7 +607,7 @@ def _devices() -> list[str]:
 
     return [str(i) for i in range(torch.cuda.device_count())]
 
-# %% ../nbs/96_batch.ipynb #361a502c
+# %% ../nbs/96_batch.ipynb #2a3a234e
 def run_batch(
     jobs: Sequence[Job],
     workers: int = 0,  # 0: one for each GPU, or else for each core; with an executor: how many it has
@@ -630,7 +635,7 @@ def run_batch(
     pool, futures = executor or local_workers(min(workers, len(todo))), {}
     try:
         for job in todo:
-            futures[pool.submit(execute, job, str(root()), batch)] = job
+            futures[pool.submit(execute, job, str(root()), batch, asked_for())] = job
         failures += _watch(futures, progress)
     except BaseException:
         _stop(batch, futures)

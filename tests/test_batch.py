@@ -302,6 +302,16 @@ def test_a_lenient_record_is_no_record_for_a_strict_batch(study, monkeypatch, to
     assert json.loads((records.run_folder(run) / "record.lenient.json").read_text()) == off
 
 
+def test_a_worker_is_as_lenient_as_the_batch_it_works_for(study, monkeypatch):
+    """Workers of a cluster have their own environment."""
+    job = Job("objectives", "drill", "glyphs_fine", 0, "Softmax")
+    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")  # of an earlier batch
+    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "0")
+    records.write_atomically(records.outputs() / "batches/b.stop", "")  # nothing is to be executed
+    assert batch.execute(job, str(study.folder), "b", ["skip_unreadable"]) == []
+    assert records.asked_for() == ["skip_unreadable"]
+
+
 def test_lenient_records_are_left_out_of_what_a_strict_batch_shows(study, undisturbed, monkeypatch):
     shutil.copytree(undisturbed.folder / "outputs/records", study.folder / "outputs/records")
     first, *others = records.read_batch("drill")

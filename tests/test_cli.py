@@ -161,6 +161,28 @@ def test_a_damaged_file_is_no_traceback(call, monkeypatch, broken):
     assert status == 2 and complaint.startswith("dmlstudy: a file is damaged or cut off (")
 
 
+def test_leniency_ends_with_the_command(call, monkeypatch):
+    seen, ask = [], ("run", "--profile", "drill", "--dry-run")
+    monkeypatch.setattr(cli, "dry_run", lambda jobs, workers: seen.append(records.asked_for()) or 0)
+    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "0")
+    for words in ((*ask, "--any-counts", "--skip-unreadable"), ask):
+        assert call(*words)[0] == 0
+    assert seen == [["any_counts", "skip_unreadable"], []]
+    assert "DMLSTUDY_ANY_COUNTS" not in os.environ and os.environ["DMLSTUDY_SKIP_UNREADABLE"] == "0"
+
+
+def test_a_full_disk_says_where_to_look(call, monkeypatch, tmp_path):
+    def write(args):
+        "Write"
+        with open("/dev/full", "w") as file:
+            file.write("x")
+
+    monkeypatch.setitem(cli.COMMANDS, "list", (write, ""))
+    status, _, complaint = call("list")
+    assert status == 2 and "No space left on device (nothing says which file" in complaint
+    assert str(tmp_path / "outputs") in complaint
+
+
 def test_data_prepare_unpacks_what_it_is_given(call, tmp_path):
     from test_data_images import build, cub
 
