@@ -44,7 +44,7 @@ def name_of(
     "A data set as it is written over a panel"
     return f"{dataset} (plays {NAMES[role(dataset)]})" if dataset in ROLES else NAMES.get(dataset, dataset)
 
-# %% ../nbs/94_figures.ipynb #e872fec1
+# %% ../nbs/94_figures.ipynb #14f9a63e
 def bars(
     ax,
     table: pd.DataFrame,  # method, mean, std; fractions of 1
@@ -54,6 +54,10 @@ def bars(
 ) -> None:
     "Horizontal bars, best at the top"
     table = table.dropna(subset=["mean"]).sort_values("mean")
+    if table.empty:
+        ax.set(title=title, xlabel=xlabel, yticks=[])
+        ax.text(0.5, 0.5, "no values", transform=ax.transAxes, ha="center")
+        return
     mean, std = 100 * table["mean"].to_numpy(), 100 * table["std"].fillna(0).to_numpy()
     ax.barh(
         table["method"],

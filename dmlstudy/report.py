@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PAGE', 'plain_math', 'html', 'stems', 'paper_notebooks', 'entry', 'provenance', 'write_report', 'collect', 'show']
 
-# %% ../nbs/97_report.ipynb #3338c7d5
+# %% ../nbs/97_report.ipynb #76eb5bd0
 import base64
 import json
 import re
@@ -15,9 +15,21 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .batch import Failure, clock, cores, execute_copy, gather, notebooks, what_broke
-from .core import lookup
-from .records import batch_file, outputs, read_batch, shown, tidy, write_atomically, write_batch
+from .batch import OFF, Failure, clock, cores, execute_copy, gather, notebooks, what_broke
+from .core import lookup, make_run
+from dmlstudy.records import (
+    accepted,
+    lenient_note,
+    outputs,
+    read_batch,
+    recorded,
+    save_record,
+    shown,
+    sound_batch,
+    tidy,
+    write_atomically,
+    write_batch,
+)
 from .study import PROFILES, Job, jobs_of
 
 # %% ../nbs/97_report.ipynb #52039403
@@ -89,7 +101,7 @@ def paper_notebooks() -> dict[str, tuple[str, list[str], str]]:  # path in the p
         found[f"nbs/paper/{file.name}"] = (title.lstrip("# "), paragraphs, code)
     return found
 
-# %% ../nbs/97_report.ipynb #f83a3c58
+# %% ../nbs/97_report.ipynb #c270ca9e
 def entry(
     profile: str,
     stem: str,
@@ -125,9 +137,9 @@ def provenance(
     out["device"], out["commit"] = count(m["device"] for m in made), count(str(m["git"]) for m in made)
     for package in sorted({name for m in made for name in m["versions"]}):
         out[package] = count(m["versions"].get(package, "none") for m in made)
-    return out
+    return out | ({"images": note.replace("`", "")} if (note := lenient_note(records)) else {})
 
-# %% ../nbs/97_report.ipynb #066f6ef6
+# %% ../nbs/97_report.ipynb #0b352343
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -161,6 +173,7 @@ nav ul { columns: 16rem; padding-left: 1.2rem; margin: .5rem 0 }
 <header>
 <h1>A study of deep metric learning: profile {{ profile }}</h1>
 <p>{{ about }} {{ made["runs"] }} runs on {{ datasets }}.
+{%- if made["images"] %} <strong>{{ made["images"] }} They are not comparable to printed numbers.</strong>{% endif %}
 <a href="#made">How it was made</a> is said at the end.</p>
 </header>
 <nav aria-label="Contents"><ul>
@@ -225,7 +238,7 @@ def write_report(
     )
     return write_atomically(shown(profile) / "report.html", page + "\n")
 
-# %% ../nbs/97_report.ipynb #d2206dde
+# %% ../nbs/97_report.ipynb #72150e5c
 def collect(
     profile: str,
     jobs: Iterable[Job] = (),  # besides those of the profile
@@ -234,13 +247,25 @@ def collect(
 ) -> list[Failure]:  # empty if all is well
     "Write the records and results of a profile, then its tables, figures and report"
     jobs = [job for job in (*jobs_of(profile), *jobs) if job.experiment != "search"]
-    kept = read_batch(profile) if batch_file(profile).exists() else []
+    kept = sound_batch(profile, out)
+    _put_off(kept, out)
     records = gather(jobs, kept)
     if not records:
-        out(f"profile {profile} has no finished run yet: no tables were made")
+        older = f", those in {shown(profile)} are older" if (shown(profile) / "results.csv").exists() else ""
+        out(f"profile {profile} has no finished run yet: no tables were made{older}")
         return []
     write_batch(profile, records)
     return show(profile, workers, out)
+
+# %% ../nbs/97_report.ipynb #f681ae87
+def _put_off(kept: Iterable[Mapping], out: Callable[[str], None]) -> None:
+    "Leave lenient records that were not asked for out of what is shown, but not out of `outputs/runs`"
+    off = [record for record in kept if not accepted(record)]
+    for record in off:
+        if not recorded(make_run(record["run"]), lenient=True):
+            save_record(record)
+    if off:
+        out(f"{len(off)} runs are {OFF}: they are left out, and stay in {outputs() / 'runs'}")
 
 # %% ../nbs/97_report.ipynb #3caafa39
 def show(

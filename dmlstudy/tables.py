@@ -6,13 +6,13 @@
 __all__ = ['PUBLISHED', 'NAMES', 'RULES', 'published', 'beside', 'percent', 'layout', 'source_note', 'make_table', 'row_order',
            'dataset_order']
 
-# %% ../nbs/93_tables.ipynb #77a9659b
+# %% ../nbs/93_tables.ipynb #0d7c0532
 from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from .core import ROLES, asset, lookup, role
-from .records import SELECTIONS, markdown, read_batch, summary, tidy, write_table
+from .records import SELECTIONS, lenient_note, markdown, read_batch, summary, tidy, write_table
 
 # %% ../nbs/93_tables.ipynb #db721f4c
 PUBLISHED = {"roth": "roth2020_methods.csv", "sec": "sec2020_main.csv"}
@@ -81,7 +81,7 @@ def layout(
             rows.append(row)
     return pd.DataFrame(rows)
 
-# %% ../nbs/93_tables.ipynb #61d1f492
+# %% ../nbs/93_tables.ipynb #05ad262b
 def source_note(
     profile: str,
     records: Sequence[Mapping],  # those that were used
@@ -100,6 +100,8 @@ def source_note(
         )
     if plays and any(r["run"]["method"] == "ImageNet" for r in records):
         text += " `ImageNet` is the row of the pre-trained network; here it was pre-trained on other characters."
+    if note := lenient_note(records):
+        text += f" **{note} They are not comparable to printed numbers.**"
     return text
 
 

@@ -15,11 +15,13 @@ from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from dmlstudy import batch, records
+from dmlstudy import batch, records, report
 from dmlstudy.core import make_run
-from dmlstudy.study import Job, jobs_of
+from dmlstudy.study import Job, jobs_of, run_of
+from dmlstudy.tables import source_note
 
 CHECKOUT = Path(batch.__file__).parents[1]
 ASKED = ("--profile", "drill", "--jobs", "2")  # four runs
@@ -278,6 +280,109 @@ def test_stale_record_in_a_batch(study):
     )
     (failure,) = batch.run_batch([job])
     assert "steps: asked 40, recorded 7" in failure.why and failure.key == run.key()
+
+
+@pytest.mark.parametrize("told", [{"any_counts": True}, {"skipped_images": {"train": 2}}])
+def test_a_lenient_record_is_no_record_for_a_strict_batch(study, monkeypatch, told):
+    job = jobs_of("drill", methods=["Softmax"], seeds=[0])[0]
+    (run,) = job.runs()
+    record = batch.once(run)
+    off = {**record, "made": {**record["made"], **told}}
+    records.save_record(off)
+    with monkeypatch.context() as asked:
+        asked.setenv("DMLSTUDY_ANY_COUNTS", "1")
+        asked.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
+        assert batch.gather([job]) == [off] and records.recorded(run)
+    assert batch.gather([job], [off]) == [] and batch.state_of(run.key()) == "recorded"
+    lines = []
+    assert batch.run_batch([job], 1, out=lines.append) == []
+    assert any("1 of these are recorded only with --any-counts or" in line for line in lines), lines
+    assert len(study.events("done")) == 2
+    assert {**records.load_record(run), "made": 0} == {**record, "made": 0}
+    assert json.loads((records.run_folder(run) / "record.lenient.json").read_text()) == off
+
+
+def test_a_worker_is_as_lenient_as_the_batch_it_works_for(study, monkeypatch):
+    """Workers of a cluster have their own environment."""
+    job = Job("objectives", "drill", "glyphs_fine", 0, "Softmax")
+    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")  # of an earlier batch
+    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "0")
+    records.write_atomically(records.outputs() / "batches/b.stop", "")  # nothing is to be executed
+    assert batch.execute(job, str(study.folder), "b", ["skip_unreadable"]) == []
+    assert records.asked_for() == ["skip_unreadable"]
+
+
+def test_lenient_records_are_left_out_of_what_a_strict_batch_shows(study, undisturbed, monkeypatch):
+    shutil.copytree(undisturbed.folder / "outputs/records", study.folder / "outputs/records")
+    first, *others = records.read_batch("drill")
+    off = {**first, "made": {**first["made"], "any_counts": True}}
+    records.write_batch("drill", [off, *others])
+    lines = []
+    assert report.collect("drill", out=lines.append) == []
+    assert lines[0].startswith("1 runs are recorded only with --any-counts") and "they are left out" in lines[0]
+    assert records.read_batch("drill") == others
+    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")  # it was moved to its run's folder
+    assert report.collect("drill", out=lines.append) == []
+    assert records.read_batch("drill") == [off, *others]
+    rows = pd.read_csv(study.folder / "outputs/drill/results.csv").query("metric == 'any_counts'")
+    assert {*rows["key"]} == {off["key"]} and {*rows["value"]} == {1.0}
+    note = "Not on the data set as it was published: 1 of 4 runs (1 with other numbers of images"
+    assert note in source_note("drill", records.read_batch("drill"), ["glyphs_fine"])
+    assert note in (study.folder / "outputs/drill/report.html").read_text()
+
+
+def test_a_damaged_file_of_records_is_named_and_written_anew(study, undisturbed):
+    shutil.copytree(undisturbed.folder / "outputs", study.folder / "outputs")
+    file = records.batch_file("drill")
+    whole = file.read_text()
+    lines = whole.splitlines()
+    damaged = "\n".join([lines[0], "", "5", "no record", *lines[1:-1], lines[-1][:500]]) + "\n\n"
+    file.write_text(damaged)
+    for command in ("tables", "report"):
+        status, told = study.call(command, "--profile", "drill")
+        assert status == 2 and f"dmlstudy: {file}, line 3 (and 2 more lines): this is no record" in told, told
+    status, told = study.call("run", *ASKED, "--dry-run")
+    assert status == 0 and "0 runs in 0 notebooks" in told and file.read_text() == damaged
+    status, told = study.call("run", *ASKED)
+    assert status == 0 and "3 lines are no records, the first is line 3" in told and file.read_text() == whole
+    (kept,) = file.parent.glob("drill.jsonl.damaged-*")
+    assert kept.name in told and kept.read_text() == damaged
+    assert study.results() == undisturbed.results()
+    file.write_text(f"\n{whole}\n\n")  # empty lines are no damage
+    assert len(records.read_batch("drill")) == 4
+
+
+@pytest.mark.parametrize("text", ["null\n", "5\n", "[1]\n", '{"run": 5}\n', "\xff\n"])
+def test_what_is_no_record_is_trained_again_or_refused(study, text):
+    run = small()
+    file = records.run_folder(run) / "record.json"
+    records.write_atomically(file, text.encode("latin-1"))
+    batch.note(run, "begun")
+    with open(file.with_name("journal.jsonl"), "ab") as journal:
+        journal.write(b'5\nnull\n{"event": "failed"}\n\xff\n')
+    assert [event["event"] for event in batch.history(run)] == ["begun", "failed"]
+    assert batch.last_error(run) == "" and batch.given_up(run) == ""
+    if text.startswith("{"):
+        with pytest.raises(records.StaleRecord, match=f"move .*{run.key()} away"):
+            batch.once(run)
+    else:
+        assert batch.once(run) == records.load_record(run)
+
+
+def test_a_damaged_plan_is_named(study):
+    records.write_atomically(batch.plan_file("drill"), "[1]\n")
+    status, told = study.call("status")
+    assert status == 2 and f"dmlstudy: {batch.plan_file('drill')} is no plan" in told
+
+
+def test_times_are_estimated_from_runs_that_trained():
+    imagenet, softmax = (run_of("smoke", "glyphs_fine", method) for method in ("ImageNet", "Softmax"))
+    record = lambda run, seconds: {"run": asdict(run), "made": {"seconds": seconds}}
+    guess = batch.typical([])
+    assert batch.typical([record(imagenet, 7.0)])(softmax) == guess(softmax)
+    assert batch.typical([record(imagenet, 7.0)])(imagenet) == 7.0
+    seconds = batch.typical([record(imagenet, 7.0), record(softmax, 9.0), {"run": asdict(softmax)}])
+    assert seconds(softmax) == 9.0 and seconds(run_of("smoke", "glyphs_fine", "SHT")) < 9.0
 
 
 @pytest.fixture

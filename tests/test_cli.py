@@ -1,9 +1,12 @@
 """The command: what it prints, what it refuses, and its exit status."""
 
+import io
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,12 @@ def test_help(call, command):
         ("run --methods Sofmax", "'Softmax'"),
         ("run --experiments objective", "Did you mean 'objectives'?"),
         ("run --seeds some", "write them as 0 2 5-7"),
+        ("run --seeds 3-1", "write 1-3"),
+        ("run --seeds ,", "',' holds no seed"),
+        ("run --datasets ,", "',' holds no name"),
+        ("run --methods ;", "';' holds no name"),
+        ("run --jobs -1", "'-1' is no number of processes"),
+        ("tables --jobs 1.5", "'1.5' is no number of processes"),
         ("tables --profile nothing", "There is no profile 'nothing'"),
         ("tables --profile smoke", "dmlstudy run --profile smoke"),
         ("report --profile smoke", "dmlstudy run --profile smoke"),
@@ -105,6 +114,73 @@ def test_data(call, tmp_path, monkeypatch):
     status, told, _ = call("data", "check", "cub200")
     assert status == 1 and "CUB_200_2011" in told
     assert call("data", "prepare", "cub200")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["data check --root ROOT cub200", "data --root ROOT check cub200", "data --root ROOT --quick check cub200"]
+)
+def test_options_stand_anywhere(call, tmp_path, words):
+    status, told, _ = call(*words.replace("ROOT", str(tmp_path)).split())
+    assert status == 1 and told.startswith(f"cub200 was not found below {tmp_path}")
+
+
+def test_data_check_of_everything(call, tmp_path, monkeypatch):
+    from test_data_images import build
+
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "root"
+    root.mkdir()
+    status, told, _ = call("data", "check", "--root", str(root))
+    assert status == 1 and all(f"{name} was not found below" in told for name in ("cub200", "inshop", "cifar10"))
+    assert [line for line in told.splitlines() if line.startswith("glyphs_")] == [
+        f"glyphs_{name}: rendered here" for name in ("fine", "cross", "many", "shop")
+    ]
+    assert not [*root.iterdir()] and not (tmp_path / "cache").exists()
+    build("cifar10", "python", root)
+    before = sorted(root.rglob("*"))
+    status, told, _ = call("data", "check", "--root", str(root), "--quick")
+    assert f"cub200: not found below {root}" in told and "cifar10: " in told and "not usable as it is" in told
+    assert status == 1 and len(told.splitlines()) < 20 and sorted(root.rglob("*")) == before
+
+
+def test_data_check_of_an_embedded_set_is_a_line(call, tmp_path):
+    status, told, _ = call("data", "check", "glyphs_shop", "--root", str(tmp_path))
+    assert status == 0 and not [*tmp_path.iterdir()]
+    assert told.startswith("glyphs_shop: rendered here; train ") and " images; query " in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("broken", [lambda: pickle.loads(b""), lambda: zipfile.ZipFile(io.BytesIO(b"x"))])
+def test_a_damaged_file_is_no_traceback(call, monkeypatch, broken):
+    def read(args):
+        "Read it"
+        return broken()
+
+    monkeypatch.setitem(cli.COMMANDS, "list", (read, ""))
+    status, _, complaint = call("list")
+    assert status == 2 and complaint.startswith("dmlstudy: a file is damaged or cut off (")
+
+
+def test_leniency_ends_with_the_command(call, monkeypatch):
+    seen, ask = [], ("run", "--profile", "drill", "--dry-run")
+    monkeypatch.setattr(cli, "dry_run", lambda jobs, workers: seen.append(records.asked_for()) or 0)
+    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "0")
+    for words in ((*ask, "--any-counts", "--skip-unreadable"), ask):
+        assert call(*words)[0] == 0
+    assert seen == [["any_counts", "skip_unreadable"], []]
+    assert "DMLSTUDY_ANY_COUNTS" not in os.environ and os.environ["DMLSTUDY_SKIP_UNREADABLE"] == "0"
+
+
+def test_a_full_disk_says_where_to_look(call, monkeypatch, tmp_path):
+    def write(args):
+        "Write"
+        with open("/dev/full", "w") as file:
+            file.write("x")
+
+    monkeypatch.setitem(cli.COMMANDS, "list", (write, ""))
+    status, _, complaint = call("list")
+    assert status == 2 and "No space left on device (nothing says which file" in complaint
+    assert str(tmp_path / "outputs") in complaint
 
 
 def test_data_prepare_unpacks_what_it_is_given(call, tmp_path):

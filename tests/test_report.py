@@ -13,7 +13,9 @@ import pandas as pd
 import pytest
 
 from dmlstudy import records, report
+from dmlstudy.batch import execute_copy, notebooks
 from dmlstudy.core import make_run
+from dmlstudy.figures import bars
 
 STEMS = ("roth_table2", "roth_table10", "roth_fig1", "roth_fig12", "sec_main", "sec_table1", "sec_fig1", "claims")
 WIDE = pd.DataFrame([{f"a rather long heading {i}": 51.25 + i for i in range(14)}])
@@ -106,6 +108,20 @@ def test_no_records(tmp_path, monkeypatch):
         report.write_report("smoke")
     with pytest.raises(ValueError, match="Did you mean 'smoke'"):
         report.write_report("smok")
+
+
+def test_nothing_to_draw_is_said(tmp_path, monkeypatch):
+    """Figure 1 leaves the pre-trained network out; with that alone there are no bars."""
+    imagenet = next(r for r in records.read_batch("glyphs") if r["run"]["method"] == "ImageNet")
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    records.write_batch("smoke", [imagenet])
+    source = notebooks() / "paper/roth_fig1.ipynb"
+    execute_copy(source, tmp_path / "fig1.ipynb", {"profile": "smoke"})
+    assert "nothing to draw: profile smoke has no records" in (tmp_path / "fig1.ipynb").read_text()
+    fig, ax = plt.subplots()
+    bars(ax, pd.DataFrame({"method": [], "mean": [], "std": []}), str, "none")
+    assert [text.get_text() for text in ax.texts] == ["no values"]
+    plt.close(fig)
 
 
 PROBE = """<iframe id="page" src="PAGE" width="WIDTH" height="900"></iframe><pre id="found"></pre>
