@@ -236,7 +236,7 @@ def report(args: argparse.Namespace) -> int:  # exit status
     print(write_report(args.profile))
     return 0
 
-# %% ../nbs/98_cli.ipynb #5e6acc00
+# %% ../nbs/98_cli.ipynb #521539f8
 def list_all(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
     from dmlstudy.core import role
@@ -273,11 +273,13 @@ def prepared(
         print(*(f"  {kind.upper()} {done[kind]}" for kind in ("md5", "sha256")), sep="\n")
     print(place := find(name, args.root))
     if place and (args.decoded or not archives):
-        copy = prepare(name, args.root, decoded=True).get("decoded")
+        done = prepare(name, args.root, decoded=True, skip_unreadable=args.skip_unreadable or None)
+        copy = done.get("decoded")
         print(f"  decoded to {copy}" if copy else "  its images are held in memory: there is nothing to decode")
+        print(*(f"  left out: {image} ({why})\n" for image, why in done.get("left_out", {}).items()), sep="", end="")
     return bool(place)
 
-
+# %% ../nbs/98_cli.ipynb #349cc832
 def embedded(
     name: str,  # an embedded data set
     load: bool,  # render it into the cache, if it is not there
@@ -379,7 +381,7 @@ STUDY_OPTIONS = {  # name -> words and settings of argparse
     ),
 }
 
-# %% ../nbs/98_cli.ipynb #aed6a931
+# %% ../nbs/98_cli.ipynb #4ad70cd1
 DATA_OPTIONS = {
     "action": _option("action", "what to do", choices=("list", "check", "prepare")),
     "names": _option("names", "data sets (default: all)", nargs="*"),
@@ -402,7 +404,7 @@ COMMANDS = {  # name -> function and options
     "tables": (tables, "profile jobs"),
     "report": (report, "profile"),
     "search": (search, "profile jobs dry_run retry"),
-    "data": (data, "action names root quick archive download decoded any_checksum"),
+    "data": (data, "action names root quick archive download decoded any_checksum skip_unreadable"),
     "list": (list_all, ""),
 }
 

@@ -434,7 +434,7 @@ def _complaint(run: Run, step: int, indices: Tensor, terms: Mapping[str, Tensor]
         f"A smaller lr than {run.lr} may help. Training images of the batch: {indices.tolist()}"
     )
 
-# %% ../nbs/80_train.ipynb #941cabeb
+# %% ../nbs/80_train.ipynb #fa2cd1d6
 @contextmanager
 def threads(
     n: int | None,  # None: leave as it is
@@ -476,7 +476,7 @@ def _go_on(saved: dict, state: State, sampler) -> tuple[dict, dict]:
     sampler.load_state_dict(saved["sampler"])
     return saved["curves"], saved["terms"]
 
-
+# %% ../nbs/80_train.ipynb #28422055
 BROKEN = "broken.pt"  # the state of a run whose loss became infinite or no number
 
 

@@ -736,7 +736,7 @@ def _runs(pid: int) -> bool:
         pass
     return True
 
-# %% ../../nbs/11_data.images.ipynb #8f7d4e50
+# %% ../../nbs/11_data.images.ipynb #79f2658c
 def write_decoded(
     files: Files,  # the images of all splits
     path: Path,  # of the index, .json
@@ -756,7 +756,7 @@ def write_decoded(
             image = np.asarray(short_side(open_image(files.folder / name), side))
         except (ValueError, OSError) as error:
             if not skip:
-                how = "leave such images out: skip_unreadable=True, or DMLSTUDY_SKIP_UNREADABLE=1"
+                how = "leave such images out: skip_unreadable=True, or --skip-unreadable"
                 raise ValueError(f"{error}. Replace it, or {how}.") from error
             return None, [str(error), *state]
         return image, [*state, hashlib.sha256(content).hexdigest()]
