@@ -236,7 +236,7 @@ def report(args: argparse.Namespace) -> int:  # exit status
     print(write_report(args.profile))
     return 0
 
-# %% ../nbs/98_cli.ipynb #5e6acc00
+# %% ../nbs/98_cli.ipynb #1b76ab60
 def list_all(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
     from dmlstudy.core import role
@@ -277,7 +277,7 @@ def prepared(
         print(f"  decoded to {copy}" if copy else "  its images are held in memory: there is nothing to decode")
     return bool(place)
 
-
+# %% ../nbs/98_cli.ipynb #349cc832
 def embedded(
     name: str,  # an embedded data set
     load: bool,  # render it into the cache, if it is not there
