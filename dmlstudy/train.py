@@ -434,7 +434,7 @@ def _complaint(run: Run, step: int, indices: Tensor, terms: Mapping[str, Tensor]
         f"A smaller lr than {run.lr} may help. Training images of the batch: {indices.tolist()}"
     )
 
-# %% ../nbs/80_train.ipynb #fa2cd1d6
+# %% ../nbs/80_train.ipynb #736abb04
 @contextmanager
 def threads(
     n: int | None,  # None: leave as it is
@@ -449,22 +449,29 @@ def threads(
         torch.set_num_threads(before)
 
 
-def _checkpoint(file: Path, state: State, sampler, curves: dict, terms: dict) -> None:
-    parts = {"state": state.state_dict(), "sampler": sampler.state_dict(state.step)}  # a memory bank and its plan, too
+def _images(feed: Feed | FileFeed) -> dict[str, int]:
+    "How many images each split has: with some left out it is another run"
+    return {part: len(labels) for part, labels in feed.labels.items()}
+
+
+def _checkpoint(file: Path, state: State, feed: Feed | FileFeed, sampler, curves: dict, terms: dict) -> None:
+    parts = {"state": state.state_dict(), "images": _images(feed)}
+    parts["sampler"] = sampler.state_dict(state.step)  # a memory bank and its plan, too
     temporary = file.with_suffix(".tmp")
     torch.save({**parts, "curves": curves, "terms": terms}, temporary)
     temporary.replace(file)
 
 
-def _saved(file: Path, state: State) -> dict | None:
-    "A checkpoint of this run; one of other settings or of another version, or a damaged one, is passed over"
+def _saved(file: Path, state: State, feed: Feed | FileFeed) -> dict | None:
+    "A checkpoint of this run; one of other settings, images or version, or a damaged one, is passed over"
     try:
         with zipfile.ZipFile(file) as archive:
             if bad := archive.testzip():
                 raise zipfile.BadZipFile(f"{bad} has another checksum")
         saved = torch.load(file, map_location="cpu", weights_only=True)
         whole = {"sampler", "curves", "terms"} <= {*saved} and {*state.parts()} <= {*saved["state"]}
-        return saved if whole and saved["state"]["run"] == asdict(state.run) else None
+        same = saved["state"]["run"] == asdict(state.run) and saved.get("images") == _images(feed)
+        return saved if whole and same else None
     except Exception as error:  # whatever a damaged file makes of zipfile and torch
         warnings.warn(f"{file} is damaged and passed over, the run begins anew: {error}", stacklevel=3)
         return None
@@ -533,7 +540,7 @@ def _train(
         pace.measured(measured, time.perf_counter() - asked)
         evaluated(until, measured)
 
-# %% ../nbs/80_train.ipynb #04741dd1
+# %% ../nbs/80_train.ipynb #bbe8d50d
 def fit(
     run: Run,
     device: torch.device | str | None = None,  # None: a GPU if there is one
@@ -562,7 +569,7 @@ def fit(
             feed = feed_of(run, splits, device, workers)
             sampler = sampler_of(run, feed.labels["train"].cpu()) if state.objective else None
         file = folder / "checkpoint.pt" if folder else None
-        if file and file.exists() and (saved := _saved(file, state)):
+        if file and file.exists() and (saved := _saved(file, state, feed)):
             curves, terms = _go_on(saved, state, sampler)
         before, saved_at = state.seconds, time.perf_counter()
 
@@ -572,7 +579,7 @@ def fit(
                 report(step, measured)
             if file and time.perf_counter() - saved_at > checkpoint_every:
                 state.seconds = before + time.perf_counter() - began
-                _checkpoint(file, state, sampler, curves, terms)
+                _checkpoint(file, state, feed, sampler, curves, terms)
                 saved_at = time.perf_counter()
 
         pace = Pace(run, state.step, tell, progress)

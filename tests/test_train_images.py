@@ -109,6 +109,24 @@ def test_images_are_skipped_when_the_environment_says_so(birds, monkeypatch):
         train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0, skip_unreadable=False)
 
 
+def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
+    broken = next(birds.rglob("*Auk_1.jpg"))
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:300])
+
+    def stop(step, measured):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    run, folder = make_run(BIRDS), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(run, "cpu", folder, stop, checkpoint_every=0, workers=0, skip_unreadable=True)
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["images"]["train"] == 5
+    broken.write_bytes(whole)
+    again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
+    assert content(again) == content(fresh)
+
+
 def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
     monkeypatch.setattr(train, "verify", lambda *_: pytest.fail("images were read first"))
     with pytest.raises(FileNotFoundError, match="There is no weight file"):
