@@ -433,7 +433,7 @@ class Failure:
     cell: int | None = None  # its number in there, as in In [3]
     key: str = ""  # of the run; empty if the notebook itself failed
 
-# %% ../nbs/96_batch.ipynb #12802147
+# %% ../nbs/96_batch.ipynb #02e3bd8d
 def execute(
     job: Job,
     folder: str = "",  # the root of the study; empty: that of this process
@@ -441,9 +441,9 @@ def execute(
     lenient: Sequence[str] | None = None,  # names in LENIENT that the batch asks for; None: as in this process
 ) -> list[Failure]:  # empty if all is well
     "Execute an experiment notebook over its runs, until each is recorded or has failed"
-    if folder:
+    if folder and Path(folder) != root():  # a thread of the process that asks finds all as it should be
         os.environ["DMLSTUDY_ROOT"] = folder
-    if lenient is not None:  # workers of a cluster have their own environment, and batches come after one another
+    if lenient is not None and {*lenient} != {*asked_for()}:  # a worker of a cluster, perhaps of an earlier batch
         os.environ.update({f"DMLSTUDY_{name.upper()}": str(int(name in lenient)) for name in LENIENT})
     source, place = notebooks() / "experiments" / f"{job.experiment}.ipynb", str(job.notebook())
     parameters = {"profile": job.profile, "dataset": job.dataset, "seed": job.seed, "methods": job.methods}

@@ -294,8 +294,8 @@ def test_a_lenient_record_is_no_record_for_a_strict_batch(study, monkeypatch, to
         asked.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
         assert batch.gather([job]) == [off] and records.recorded(run)
     assert batch.gather([job], [off]) == [] and batch.state_of(run.key()) == "recorded"
-    lines = []
-    assert batch.run_batch([job], 1, out=lines.append) == []
+    lines, environment = [], dict(os.environ)
+    assert batch.run_batch([job], 1, out=lines.append) == [] and dict(os.environ) == environment
     assert any("1 of these are recorded only with --any-counts or" in line for line in lines), lines
     assert len(study.events("done")) == 2
     assert {**records.load_record(run), "made": 0} == {**record, "made": 0}

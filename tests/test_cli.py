@@ -165,6 +165,7 @@ def test_leniency_ends_with_the_command(call, monkeypatch):
     seen, ask = [], ("run", "--profile", "drill", "--dry-run")
     monkeypatch.setattr(cli, "dry_run", lambda jobs, workers: seen.append(records.asked_for()) or 0)
     monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "0")
+    monkeypatch.delenv("DMLSTUDY_ANY_COUNTS", raising=False)
     for words in ((*ask, "--any-counts", "--skip-unreadable"), ask):
         assert call(*words)[0] == 0
     assert seen == [["any_counts", "skip_unreadable"], []]

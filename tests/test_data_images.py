@@ -943,7 +943,7 @@ def test_a_damaged_index_is_named(copied, content):
 
 
 def test_unreadable_images_are_left_out_of_the_copy_on_request(broken, monkeypatch):
-    with pytest.raises(ValueError, match="skip_unreadable=True, or DMLSTUDY_SKIP_UNREADABLE=1"):
+    with pytest.raises(ValueError, match="skip_unreadable=True, or --skip-unreadable"):
         prepare("cub200", broken, decoded=True)
     monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
     done = prepare("cub200", broken, decoded=True)
