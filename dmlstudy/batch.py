@@ -268,7 +268,7 @@ def attempt(
 class FailedRuns(RuntimeError):
     "Some runs of a notebook failed; the message says which, and why"
 
-# %% ../nbs/96_batch.ipynb #03a65082
+# %% ../nbs/96_batch.ipynb #6b23fd99
 def _train(run: Run, **options) -> dict:
     from dmlstudy.train import fit
 
@@ -308,12 +308,14 @@ def explained(
 ) -> str:  # kind and message, and what the computer has to do with it
     "An error in one sentence"
     text = f"{type(error).__name__}: {error}"
+    if "in DataLoader worker process" in text:  # its whole traceback, of which the end says what is wrong
+        text = text.strip().splitlines()[-1]
     with suppress(OSError):
         if shutil.disk_usage(outputs()).free < 2**20:
             text += f" (the disk that holds {outputs()} is full)"
     return text
 
-# %% ../nbs/96_batch.ipynb #129fad3a
+# %% ../nbs/96_batch.ipynb #ef66a259
 def each_once(
     runs: Sequence[Run],
     **options,  # of `fit`
@@ -330,6 +332,8 @@ def each_once(
                 found[run] = attempt(run, locks[run], **options)
             except Exception as error:
                 failed[run] = str(error) if isinstance(error, FailedRuns) else explained(error)
+                if type(error).__name__ == "AcceleratorError":  # then this process fails whatever it does on the GPU
+                    raise FailedRuns(f"{name_of(run)}: {failed[run]}. The GPU must be opened anew") from error
         before, waiting = waiting, [run for run in waiting if run not in failed and found[run] is None]
         if waiting == before:
             time.sleep(POLL)
@@ -352,7 +356,7 @@ def is_stopped(
     "Was the batch told to stop after the runs that are being trained?"
     return bool(batch) and (outputs() / "batches" / f"{batch}.stop").exists()
 
-# %% ../nbs/96_batch.ipynb #f6b4c6c0
+# %% ../nbs/96_batch.ipynb #bdf2a4f0
 def notebooks() -> Path:  # the folder nbs
     "The notebooks of the project: below the root, else beside the installed package"
     beside = Path(importlib.import_module("dmlstudy").__file__).parents[1]
@@ -367,11 +371,14 @@ def _environment(batch: str) -> dict[str, str]:
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     devices = {"CUDA_VISIBLE_DEVICES": _slot.device} if getattr(_slot, "device", None) is not None else {}
+    devices |= {"DMLSTUDY_SHARING": str(_slot.sharing)} if hasattr(_slot, "sharing") else {}
     chosen = {"PYTHONPATH": os.pathsep.join(paths), "DMLSTUDY_ROOT": str(root()), "DMLSTUDY_BATCH": batch}
+    given = {name: os.environ.get(name) for name in ("DMLSTUDY_DATA", "DMLSTUDY_CACHE")}  # a kernel works elsewhere
+    chosen |= {name: str(Path(place).expanduser().resolve()) for name, place in given.items() if place}
     return {**os.environ, **threads, **devices, **chosen}
 
 
-_slot = threading.local()  # what belongs to one worker thread: its GPU
+_slot = threading.local()  # what belongs to one worker thread: its GPU, and how many share the cores
 _kernels: set = set()  # of this process, to end them on Ctrl-C
 
 # %% ../nbs/96_batch.ipynb #55ce74ec
@@ -579,14 +586,19 @@ def _deal(costs: Mapping[str, float], parts: int) -> list[list[str]]:
         spent[least] += costs[name]
     return [share for share in shares if share]
 
-# %% ../nbs/96_batch.ipynb #440fdce1
+# %% ../nbs/96_batch.ipynb #73ceae91
 def local_workers(
     workers: int = 0,  # 0: one for each GPU, or else for each core
 ) -> Executor:
     "Workers on this machine"
     devices = _devices()
     free = [devices[i % len(devices)] if devices else None for i in range(workers or default_workers())]
-    return ThreadPoolExecutor(len(free), "worker", lambda: setattr(_slot, "device", free.pop()))
+    sharing = len(free)
+
+    def occupy() -> None:
+        _slot.device, _slot.sharing = free.pop(), sharing
+
+    return ThreadPoolExecutor(sharing, "worker", occupy)
 
 
 def default_workers() -> int:

@@ -10,7 +10,7 @@ __all__ = ['check_batch', 'check_triplets', 'as_float', 'unit', 'safe_sqrt', 'pa
 import torch
 from torch import Tensor
 
-# %% ../nbs/01_distances.ipynb #f28bc849
+# %% ../nbs/01_distances.ipynb #e85f4b44
 def check_batch(
     f: Tensor,  # embeddings, (B, D), floating point
     labels: Tensor,  # (B,), integers, on f's device
@@ -37,7 +37,8 @@ def check_triplets(
     if not isinstance(triplets, (tuple, list, Tensor)):
         raise ValueError(f"triplets are a tuple (anchors, positives, negatives); got {type(triplets).__name__}")
     if len(triplets) != 3:
-        raise ValueError(f"triplets are (anchors, positives, negatives); got {len(triplets)} parts")
+        hint = ": make triplets of the pairs of a pair miner first" if len(triplets) == 4 else ""
+        raise ValueError(f"triplets are (anchors, positives, negatives); got {len(triplets)} parts{hint}")
     for name, index in zip(("anchors", "positives", "negatives"), triplets, strict=True):
         if not isinstance(index, Tensor):
             raise ValueError(f"{name} must be a tensor; got {type(index).__name__}: use torch.as_tensor")

@@ -237,11 +237,12 @@ class BatchFeed(FileFeed):
         for pixels, sizes, *_ in self.load(Pixels, part, collate_fn=pad_pixels, batch_size=size):
             yield self.transform[False](self.put(pixels), sizes)
 
-# %% ../nbs/68_feeds.ipynb #aced7597
+# %% ../nbs/68_feeds.ipynb #598b0538
 def default_workers() -> int:
-    "Processes that read for one run: a GPU's share of the cores that this process may use, at most 8"
+    "Processes that read for one run: its share of the cores that this process may use, at most 8"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // max(torch.cuda.device_count(), 1)))
+    sharing = int(os.environ.get("DMLSTUDY_SHARING") or max(torch.cuda.device_count(), 1))  # runs at a time
+    return max(1, min(8, cores // sharing))
 
 
 def feed_of(

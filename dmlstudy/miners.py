@@ -27,7 +27,7 @@ def uniforms(
     u = torch.rand(3, len(f), dtype=torch.float64, generator=generator, device=generator.device)
     return u.to(f.device, non_blocking=True)
 
-# %% ../nbs/40_miners.ipynb #0d73eb3e
+# %% ../nbs/40_miners.ipynb #a3e1edbf
 class Miner:
     "What every miner does before it chooses: check the batch, find its generator, leave autograd and autocast"
 
@@ -45,6 +45,8 @@ class Miner:
     ) -> tuple[Tensor, Tensor, Tensor]:  # anchors, positives, negatives: int64 on f's device
         "Choose triplets of a batch"
         check_batch(f, labels)
+        if not (generator is None or hasattr(generator, "device")):
+            raise ValueError(f"a miner draws from a torch.Generator, or with None from its own; got {generator!r}")
         if len(f) == 0:
             return (torch.zeros(0, dtype=torch.int64, device=f.device),) * 3
         if generator is None:
@@ -52,7 +54,7 @@ class Miner:
                 self.own[f.device] = new_generator(self.seed, "miner", device=f.device)
             generator = self.own[f.device]
         with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
-            return self.choose(f, labels, generator)
+            return self.choose(f, labels.long(), generator)
 
     def choose(self, f: Tensor, labels: Tensor, generator: torch.Generator):
         "The rule itself"
@@ -130,7 +132,7 @@ def distinct_ranks(
         if len(came) >= size:
             return ranks[first][at][:size]
 
-# %% ../nbs/40_miners.ipynb #646542e4
+# %% ../nbs/40_miners.ipynb #00b8aba2
 class RandomMiner(Miner):
     "As many triplets as the batch has samples, uniformly from all valid ones"
 
@@ -140,6 +142,8 @@ class RandomMiner(Miner):
         seed: int = 0,  # of the miner's own generator
     ):
         super().__init__(seed)
+        if n_triplets is not None and n_triplets < 0:
+            raise ValueError(f"n_triplets is a number of triplets, or None for the batch size; got {n_triplets}")
         self.n_triplets = n_triplets
 
     def choose(self, f: Tensor, labels: Tensor, generator: torch.Generator):
@@ -181,7 +185,7 @@ def kept(
     a = keep.nonzero()[:, 0]
     return a, p[a], n[a]
 
-# %% ../nbs/40_miners.ipynb #224a1bf4
+# %% ../nbs/40_miners.ipynb #dcfb2179
 def next_negatives(
     d: Tensor,  # (B, B) distances
     negatives: Tensor,  # (B, B), bool
@@ -192,25 +196,28 @@ def next_negatives(
     "For each pair the nearest negative that is farther than the positive, else the farthest negative"
     if len(a) > few * len(d):
         ordered, column = d.masked_fill(~negatives, torch.inf).sort(dim=1, stable=True)
-        beyond = torch.searchsorted(ordered, d, right=True)
-        return column.gather(1, beyond.minimum(negatives.sum(1, keepdim=True) - 1).clamp(min=0))[a, p]
+        beyond, size = torch.searchsorted(ordered, d, right=True), negatives.sum(1, keepdim=True)
+        farthest = torch.searchsorted(ordered, ordered.gather(1, (size - 1).clamp(min=0)))  # the first of equal ones
+        return column.gather(1, torch.where(beyond < size, beyond, farthest))[a, p]
     from_a, others = d[a], negatives[a]
     farther = others & (from_a > d[a, p][:, None])
     nearest = from_a.masked_fill(~farther, torch.inf).argmin(1)
     return torch.where(farther.any(1), nearest, from_a.masked_fill(~others, -torch.inf).argmax(1))
 
-# %% ../nbs/40_miners.ipynb #6661a6e0
+# %% ../nbs/40_miners.ipynb #c17075fd
 class SemihardMiner(Miner):
     "Negatives a little farther than the positive"
 
     def __init__(
         self,
-        margin: float = 0.2,  # width of the window, in plain distance; rule "random" only
+        margin: float = 0.2,  # width of the window, in plain distance, that of the loss's hinge; rule "random" only
         rule: str = "random",  # random (Roth et al., 2020) or nearest (Zhang et al., 2020)
         normalize: bool = True,  # measure on the unit sphere
         seed: int = 0,  # of the miner's own generator
     ):
         super().__init__(seed)
+        if not margin > 0:
+            raise ValueError(f"margin is the width of the window, above 0; got {margin}")
         self.margin, self.normalize = margin, normalize
         self.rule = lookup("rule of the semihard miner", rule, ("random", "nearest"))
 

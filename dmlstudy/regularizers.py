@@ -6,12 +6,13 @@
 __all__ = ['REGULARIZERS', 'mean', 'Regularizer', 'SEC', 'L2Norm', 'Ring', 'BalancedGradient', 'balance_gradients', 'draw_beta',
            'Mix', 'ManifoldMixup', 'make_regularizer']
 
-# %% ../nbs/60_regularizers.ipynb #4ee98796
+# %% ../nbs/60_regularizers.ipynb #1383811b
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from .core import generator as new_generator
 from .core import lookup
 from .distances import as_float, check_batch, unit
 
-# %% ../nbs/60_regularizers.ipynb #d47ac288
+# %% ../nbs/60_regularizers.ipynb #0f923305
 def mean(
     values: Tensor,  # (B,)
 ) -> Tensor:  # scalar
@@ -34,11 +35,26 @@ class Regularizer(nn.Module):
     def __init__(
         self,
         eta: float,  # weight beside the loss, at least 0
+        ramp: int = 0,  # steps over which the weight rises from 0; 0: it is there from the first
     ):
         super().__init__()
-        if eta < 0:
-            raise ValueError(f"eta is a weight, at least 0; got {eta}")
-        self.eta = eta
+        if not (isinstance(eta, Real) and eta >= 0):
+            raise ValueError(f"eta is a weight, a number of at least 0; got {eta!r}")
+        if not (isinstance(ramp, int) and ramp >= 0):
+            raise ValueError(f"ramp is a number of steps, at least 0; got {ramp!r}")
+        self.eta, self.ramp = eta, ramp
+        if ramp:
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def weight(
+        self,
+    ) -> float | Tensor:  # of this step; while it rises a scalar, so that no GPU need be waited for
+        "eta, or the part of it that the steps before have earned"
+        if not self.ramp:
+            return self.eta
+        weight = self.eta * (self.steps / self.ramp).clamp(max=1)
+        self.steps = self.steps + int(self.training)
+        return weight
 
     def forward(
         self,
@@ -48,7 +64,9 @@ class Regularizer(nn.Module):
         "The weighted term"
         check_batch(f, torch.zeros(len(f), dtype=torch.int64, device=f.device) if labels is None else labels)
         with torch.autocast(f.device.type, enabled=False):
-            return self.eta * self.term(as_float(f).norm(dim=1))
+            norms = as_float(f).norm(dim=1)
+            weight = self.weight()
+            return (weight.to(norms) if self.ramp else weight) * self.term(norms)
 
     def term(self, norms: Tensor) -> Tensor:
         "The term of (B,) norms"
@@ -62,7 +80,7 @@ class Regularizer(nn.Module):
         own = list(self.parameters())
         return [{"params": own, "lr": base_lr, "weight_decay": 0.0}] if own else []
 
-# %% ../nbs/60_regularizers.ipynb #31b741c8
+# %% ../nbs/60_regularizers.ipynb #ca882af7
 class SEC(Regularizer):
     "Mean squared deviation of the norms from their mean, or from the running mean"
 
@@ -70,8 +88,9 @@ class SEC(Regularizer):
         self,
         eta: float = 0.5,  # weight beside the loss
         momentum: float = 1.0,  # share of this batch in the running mean, in (0, 1]; 1: the batch mean itself
+        ramp: int = 0,  # steps over which the weight rises from 0; 0: it is there from the first
     ):
-        super().__init__(eta)
+        super().__init__(eta, ramp)
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum is the share of the newest batch in the mean norm, in (0, 1]; got {momentum}")
         self.momentum = momentum
@@ -87,15 +106,16 @@ class SEC(Regularizer):
             mu = torch.where(before.isnan(), now, before)
         return mean((norms - mu).square())
 
-# %% ../nbs/60_regularizers.ipynb #f793faf0
+# %% ../nbs/60_regularizers.ipynb #003b8b4a
 class L2Norm(Regularizer):
     "Mean squared norm"
 
     def __init__(
         self,
         eta: float = 0.005,  # weight beside the loss
+        ramp: int = 0,  # steps over which the weight rises from 0; 0: it is there from the first
     ):
-        super().__init__(eta)
+        super().__init__(eta, ramp)
 
     def term(self, norms: Tensor) -> Tensor:
         "Mean of n²"

@@ -7,17 +7,22 @@ __all__ = ['PRECISIONS', 'OPTIMIZERS', 'LEAST', 'RECALLS', 'NORMS', 'BROKEN', 'p
            'param_groups', 'milestone_steps', 'check_run', 'metrics_of', 'measure', 'git_commit', 'device_name',
            'NonFiniteLoss', 'State', 'start', 'sampler_of', 'Pace', 'train_steps', 'threads', 'as_published', 'fit']
 
-# %% ../nbs/80_train.ipynb #c1de50b8
+# %% ../nbs/80_train.ipynb #a24384d2
+import errno
 import functools
 import hashlib
 import math
+import shutil
 import subprocess
+import tempfile
 import time
+import uuid
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -25,7 +30,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from .core import Run, generator, lookup, root, versions
-from .data.images import SOURCES, count, verify
+from .data.images import SOURCES, Files, count, verify
 from .data.splits import Split
 from .feeds import Feed, FileFeed, data_of, default_workers, feed_of, in_pieces, lenient, splits_of
 from .metrics import evaluate
@@ -35,8 +40,26 @@ from .objectives import METHODS, Objective, make_objective
 from .samplers import SAMPLERS, make_sampler
 from .samplers.embedded import EmbeddedSampler
 
-# %% ../nbs/80_train.ipynb #48683b71
+# %% ../nbs/80_train.ipynb #ef316b0b
 PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@contextmanager
+def _newer_settings(value: str):
+    places = (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,
+        torch.backends.cudnn.rnn,
+        torch.backends.mkldnn.matmul,
+    )
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = value
+        yield
+    finally:
+        for place, was in zip(places, before, strict=True):
+            place.fp32_precision = was
 
 
 @contextmanager
@@ -45,7 +68,12 @@ def precision(
 ):
     "Multiply and convolve numbers of 32 bits in this precision, then go back; bf16 leaves them at 32 bits"
     tf32 = lookup("precision", name, PRECISIONS) == "tf32"
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # the user chose by the newer settings, which do not mix with these
+        with _newer_settings("tf32" if tf32 else "ieee"):
+            yield
+        return
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     try:
@@ -80,8 +108,11 @@ class Network:
         if run.channels_last:
             self.format = torch.channels_last
             model.to(memory_format=self.format)
-        call = model.embed_stem if stem else model
-        self.call = torch.compile(call, dynamic=False) if run.compile else call
+        self.plain = self.call = model.embed_stem if stem else model
+        self.sizes = {run.batch_size, 112, 2048}  # of batches, and of the pieces of files and of what is in memory
+        if run.compile:
+            more = {"recompile_limit": 64} if "recompile_limit" in signature(torch.compile).parameters else {}
+            self.call = torch.compile(self.plain, dynamic=False, **more)
 
     def __call__(
         self,
@@ -91,7 +122,7 @@ class Network:
         x = x.contiguous(memory_format=self.format) if x.dim() == 4 else x
         drawing = _drawing(x.device, self.seed, step) if self.draws and self.model.training else nullcontext()
         with drawing, precision(self.how), torch.autocast(x.device.type, torch.bfloat16, enabled=self.how == "bf16"):
-            return self.call(x).float()
+            return (self.call if len(x) in self.sizes else self.plain)(x).float()
 
     def backward(
         self,
@@ -116,7 +147,7 @@ def embed_part(
     network.model.train(training)
     return f
 
-# %% ../nbs/80_train.ipynb #0355717e
+# %% ../nbs/80_train.ipynb #afbfabfa
 def embed(
     model: EmbeddingNet,
     data: Split | Tensor,  # a split of images in memory, or images (N, ...); of images in views the first is taken
@@ -126,11 +157,12 @@ def embed(
     images = data.images[:, 0] if isinstance(data, Split) else data
     device, training = next(model.parameters()).device, model.training
     model.eval()
-    f = in_pieces(lambda x: model(x.to(device)), images, size)
+    with precision("float32"):
+        f = in_pieces(lambda x: model(x.to(device)), images, size)
     model.train(training)
     return f
 
-# %% ../nbs/80_train.ipynb #78d4cbc7
+# %% ../nbs/80_train.ipynb #705ee74a
 OPTIMIZERS = {
     "adam": lambda groups, device: torch.optim.Adam(groups, fused=device.type in ("cpu", "cuda")),
     "adamw": lambda groups, device: torch.optim.AdamW(groups, fused=device.type in ("cpu", "cuda")),
@@ -184,6 +216,11 @@ def check_run(
     for name, least in LEAST.items():
         if not least <= getattr(run, name) < math.inf:
             raise ValueError(f"{name} must be a number of at least {least}; got {getattr(run, name)}")
+    for name in ("p_switch", "eta"):
+        if not getattr(run, name) < math.inf:
+            raise ValueError(f"{name} must be a number, below 0 for the method's own; got {getattr(run, name)}")
+    if run.fold < -1:
+        raise ValueError(f"fold must be the number of a fold, or -1 for none; got {run.fold}")
     for kind, name, known in (
         ("precision", run.precision, PRECISIONS),
         ("optimizer", run.optimizer, OPTIMIZERS),
@@ -434,7 +471,7 @@ def _complaint(run: Run, step: int, indices: Tensor, terms: Mapping[str, Tensor]
         f"A smaller lr than {run.lr} may help. Training images of the batch: {indices.tolist()}"
     )
 
-# %% ../nbs/80_train.ipynb #736abb04
+# %% ../nbs/80_train.ipynb #45bfaa0c
 @contextmanager
 def threads(
     n: int | None,  # None: leave as it is
@@ -449,28 +486,58 @@ def threads(
         torch.set_num_threads(before)
 
 
-def _images(feed: Feed | FileFeed) -> dict[str, int]:
-    "How many images each split has: with some left out it is another run"
-    return {part: len(labels) for part, labels in feed.labels.items()}
+def _material(run: Run, feed: Feed | FileFeed) -> dict[str, int | str]:
+    "What a run is made from: how many images each split has, a hash of their names and sizes, one of the weight file"
+    held = {part: len(labels) for part, labels in feed.labels.items()}
+    for part, split in getattr(feed, "splits", {}).items():
+        if isinstance(split.images, Files):
+            sizes = ((name, split.images.folder / name) for name in split.images.paths)
+            listed = "\n".join(f"{name}\0{file.stat().st_size if file.is_file() else None}" for name, file in sizes)
+            held[f"files of {part}"] = hashlib.sha256(listed.encode()).hexdigest()
+    if (file := Path(run.weights).expanduser()).is_file():
+        with open(file, "rb") as content:
+            digest = hashlib.sha256()
+            while chunk := content.read(2**20):
+                digest.update(chunk)
+        held["weights"] = digest.hexdigest()
+    return held
 
 
-def _checkpoint(file: Path, state: State, feed: Feed | FileFeed, sampler, curves: dict, terms: dict) -> None:
-    parts = {"state": state.state_dict(), "images": _images(feed)}
+def _write(value: dict, file: Path) -> None:
+    "Save in one step; what cannot be written leaves what was there as it was"
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        torch.save(value, temporary)
+        temporary.replace(file)
+    except (OSError, RuntimeError) as error:  # PyTorch has words of its own for a full disk
+        full = shutil.disk_usage(file.parent).free < 2**20 or getattr(error, "errno", None) == errno.ENOSPC
+        why = "its disk is full" if full else str(error).splitlines()[0]
+        raise OSError(getattr(error, "errno", None) or errno.EIO, f"{file} could not be written: {why}") from error
+    finally:
+        with suppress(OSError):  # on a disk for reading only, even of what is not there
+            temporary.unlink(missing_ok=True)
+
+
+def _checkpoint(file: Path, state: State, material: dict, sampler, curves: dict, terms: dict) -> None:
+    parts = {"state": state.state_dict(), "material": material}
     parts["sampler"] = sampler.state_dict(state.step)  # a memory bank and its plan, too
-    temporary = file.with_suffix(".tmp")
-    torch.save({**parts, "curves": curves, "terms": terms}, temporary)
-    temporary.replace(file)
+    try:
+        _write({**parts, "curves": curves, "terms": terms}, file)
+    except OSError as error:
+        warnings.warn(f"{error}. The run goes on without this checkpoint", stacklevel=2)
 
 
-def _saved(file: Path, state: State, feed: Feed | FileFeed) -> dict | None:
-    "A checkpoint of this run; one of other settings, images or version, or a damaged one, is passed over"
+def _saved(file: Path, state: State, material: dict) -> dict | None:
+    "A checkpoint of this run; one of other settings, images, weights or version, or a damaged one, is passed over"
     try:
         with zipfile.ZipFile(file) as archive:
             if bad := archive.testzip():
                 raise zipfile.BadZipFile(f"{bad} has another checksum")
         saved = torch.load(file, map_location="cpu", weights_only=True)
         whole = {"sampler", "curves", "terms"} <= {*saved} and {*state.parts()} <= {*saved["state"]}
-        same = saved["state"]["run"] == asdict(state.run) and saved.get("images") == _images(feed)
+        same = saved["state"]["run"] == asdict(state.run) and saved.get("material") == material
+        for name, part in state.parts().items() if whole and same else ():
+            same &= {*saved["state"][name]} == {*part.state_dict()}
         return saved if whole and same else None
     except Exception as error:  # whatever a damaged file makes of zipfile and torch
         warnings.warn(f"{file} is damaged and passed over, the run begins anew: {error}", stacklevel=3)
@@ -483,7 +550,7 @@ def _go_on(saved: dict, state: State, sampler) -> tuple[dict, dict]:
     sampler.load_state_dict(saved["sampler"])
     return saved["curves"], saved["terms"]
 
-# %% ../nbs/80_train.ipynb #28422055
+# %% ../nbs/80_train.ipynb #6cf40ea8
 BROKEN = "broken.pt"  # the state of a run whose loss became infinite or no number
 
 
@@ -491,7 +558,10 @@ def _kept(folder: Path | None, state: State) -> str:
     "Save the state of a run that broke; where it is"
     if folder is None:
         return ""
-    torch.save(state.state_dict(), folder / BROKEN)
+    try:
+        _write(state.state_dict(), folder / BROKEN)
+    except OSError as error:
+        return f". The state is lost: {error}"
     return f". The state is kept in {folder / BROKEN}"
 
 
@@ -540,7 +610,7 @@ def _train(
         pace.measured(measured, time.perf_counter() - asked)
         evaluated(until, measured)
 
-# %% ../nbs/80_train.ipynb #bbe8d50d
+# %% ../nbs/80_train.ipynb #9d7ecb02
 def fit(
     run: Run,
     device: torch.device | str | None = None,  # None: a GPU if there is one
@@ -558,6 +628,8 @@ def fit(
     folder, began = Path(folder) if folder else None, time.perf_counter()
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # a folder that cannot be written is found out now
+            pass
     with threads(1 if device.type == "cpu" and run.model == "convnet" else None), precision("float32"):
         splits, workers = splits_of(run), default_workers() if workers is None else workers
         feed = feed_of(run, splits, device, workers)
@@ -569,7 +641,8 @@ def fit(
             feed = feed_of(run, splits, device, workers)
             sampler = sampler_of(run, feed.labels["train"].cpu()) if state.objective else None
         file = folder / "checkpoint.pt" if folder else None
-        if file and file.exists() and (saved := _saved(file, state, feed)):
+        material = _material(run, feed) if file or run.weights != "none" else {}
+        if file and file.exists() and (saved := _saved(file, state, material)):
             curves, terms = _go_on(saved, state, sampler)
         before, saved_at = state.seconds, time.perf_counter()
 
@@ -579,7 +652,7 @@ def fit(
                 report(step, measured)
             if file and time.perf_counter() - saved_at > checkpoint_every:
                 state.seconds = before + time.perf_counter() - began
-                _checkpoint(file, state, feed, sampler, curves, terms)
+                _checkpoint(file, state, material, sampler, curves, terms)
                 saved_at = time.perf_counter()
 
         pace = Pace(run, state.step, tell, progress)
@@ -597,9 +670,13 @@ def fit(
             "versions": versions(),
         }
     if folder:
-        torch.save(state.network.model.state_dict(), folder / "weights.pt")
-        for left in ("checkpoint.pt", BROKEN):
-            (folder / left).unlink(missing_ok=True)
+        try:
+            _write(state.network.model.state_dict(), folder / "weights.pt")
+            for left in ("checkpoint.pt", BROKEN):
+                (folder / left).unlink(missing_ok=True)
+        except OSError as error:
+            warnings.warn(f"{error}. The record is whole, the weights are not kept", stacklevel=2)
     made |= {"skipped_images": skipped} if skipped else {}
+    made |= {"weights_sha256": material["weights"]} if "weights" in material else {}
     made |= {} if as_published(run) else {"any_counts": True}
     return {"key": run.key(), "run": asdict(run), "curves": curves, "terms": terms, "made": made}

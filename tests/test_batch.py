@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
-from dmlstudy import batch, records, report
+from dmlstudy import batch, feeds, records, report, train
 from dmlstudy.core import make_run
 from dmlstudy.study import Job, jobs_of, run_of
 from dmlstudy.tables import source_note
@@ -481,8 +482,57 @@ def test_gpus_are_dealt_out_in_turn(monkeypatch):
     with batch.local_workers(4) as pool:
         look = lambda _: (time.sleep(0.2), batch._environment("b")["CUDA_VISIBLE_DEVICES"])[1]
         assert sorted(pool.map(look, range(4))) == ["3", "3", "5", "5"]
+        assert {*pool.map(lambda _: batch._environment("b")["DMLSTUDY_SHARING"], range(4))} == {"4"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert batch.default_workers() == batch.cores()
+
+
+@pytest.mark.parametrize("sharing", [1, 2, 64])
+def test_runs_side_by_side_share_the_cores_among_their_readers(monkeypatch, sharing):
+    monkeypatch.setenv("DMLSTUDY_SHARING", str(sharing))
+    assert feeds.default_workers() == max(1, min(8, batch.cores() // sharing))
+
+
+def test_a_kernel_finds_the_folders_that_the_command_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DMLSTUDY_DATA", "d/a")
+    monkeypatch.setenv("DMLSTUDY_CACHE", "~/kept")
+    given = batch._environment("b")
+    assert given["DMLSTUDY_DATA"] == f"{tmp_path}/d/a" and given["DMLSTUDY_CACHE"] == str(Path.home() / "kept")
+
+
+def test_what_went_wrong_in_a_reader_is_told_without_its_traceback():
+    def read(i):
+        raise ValueError(f"the image {i} cannot be read")
+
+    loader = torch.utils.data.DataLoader(Reader(read), num_workers=1)
+    with pytest.raises(ValueError, match="Caught") as caught:
+        next(iter(loader))
+    assert batch.explained(caught.value) == "ValueError: the image 0 cannot be read"
+
+
+class Reader(torch.utils.data.Dataset):
+    def __init__(self, read):
+        self.read = read
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return self.read(i)
+
+
+def test_a_broken_gpu_ends_the_notebook_and_spoils_no_other_run(study, monkeypatch):
+    runs, tried = [small(seed=seed) for seed in range(3)], []
+
+    def fail(run, *args, **options):
+        tried.append(run)
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(train, "fit", fail)
+    with pytest.raises(batch.FailedRuns, match="device-side assert.* The GPU must be opened anew"):
+        batch.each_once(runs)
+    assert tried == runs[:1] and [event["key"] for event in study.events("failed")] == [runs[0].key()]
 
 
 def test_status_of_ten_thousand_records_is_fast(study):

@@ -435,6 +435,43 @@ def test_a_damaged_file_of_cifar_is_named(tmp_path, layout, case):
     is_named("cifar10", damage(tmp_path, file, PICKLES[case]), file, "data_batch_3.* is damaged")
 
 
+@pytest.mark.parametrize(
+    ("layout", "absent", "named"),
+    [
+        ("official halves", "devkit", "cars_train_annos.mat"),
+        ("official halves", "devkit/cars_test_annos_withlabels.mat", "cars_test_annos_withlabels.mat"),
+        ("official halves", "cars_test", r"missing cars_test/\*.jpg"),
+        ("official list", "cars_annos.mat", "missing cars_annos.mat"),
+    ],
+)
+def test_a_part_of_cars_is_not_taken_for_class_folders(tmp_path, layout, absent, named):
+    root = build("cars196", layout, tmp_path / "root")
+    (gone,) = root.glob(f"*/{absent}")
+    gone.rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError, match=named):
+        load_cars196(root, strict=False)
+    assert "!" not in str(find("cars196", root)) and not check("cars196", root).ok
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_full_disk_is_named_when_an_archive_is_unpacked(tmp_path, kind):
+    archive, small = tmp_path / f"a.{kind}", tmp_path / "small"
+    (tmp_path / "big").write_bytes(bytes(3_000_000))
+    pack = zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) if kind == "zip" else tarfile.open(archive, "w")
+    with pack:
+        (pack.write if kind == "zip" else pack.add)(tmp_path / "big", "big")
+    small.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)]
+    if subprocess.run(["mount", *options], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        with pytest.raises(OSError, match=f"No space left on device, .*a.{kind} was not unpacked: '{small}'"):
+            unpack(archive, small)
+        assert not [*small.iterdir()]
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
 @pytest.mark.parametrize("content", [b"", b"<html>" * 40, b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400)])
 @pytest.mark.parametrize("file", ["cars_meta.mat", "cars_train_annos.mat"])
 def test_a_damaged_matlab_file_is_named(tmp_path, file, content):

@@ -687,7 +687,10 @@ def test_cuda_gives_the_cpus_numbers():
     for f in (embedding(3000, 100, 32)[0], point_sets()["grid"], point_sets()["equal"]):
         labels = torch.arange(len(f)) // 6
         names = [n for n in DEFAULT if n not in ("nmi", "ami", "f1")]
-        assert evaluate(f.cuda(), labels.cuda(), names) == pytest.approx(evaluate(f, labels, names), abs=1e-9)
+        loose = ["rho", "effective_rank"]  # of equal points: a root of what rounding leaves of zeros
+        found, expected = (evaluate(f.to(device), labels.to(device), names) for device in ("cuda", "cpu"))
+        assert [found.pop(n) for n in loose] == pytest.approx([expected.pop(n) for n in loose], rel=1e-5)
+        assert found == pytest.approx(expected, abs=1e-9)
         assert evaluate(f.cuda(), labels.cuda(), ["nmi"])["nmi"] == pytest.approx(
             evaluate(f, labels, ["nmi"])["nmi"], abs=0.02
         )

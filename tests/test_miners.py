@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -366,6 +367,35 @@ def test_a_negative_as_far_as_the_positive_is_not_farther():
     softhard = make_miner("softhard", normalize=False)
     assert {int(softhard(line[[0, 1, 2]], labels[[0, 1, 2]])[2][0]) for _ in range(9)} == {2}
     assert {int(softhard(line, labels)[2][0]) for _ in range(30)} == {2, 3}
+
+
+@pytest.mark.parametrize("few", [0, 8])
+def test_of_equally_far_negatives_the_first_is_taken(few):
+    line, labels = torch.tensor([[0.0], [9.0], [3.0], [-3.0], [1.0]]), torch.tensor([0, 0, 1, 2, 3])
+    d, a = (line - line.T).abs(), torch.arange(1)
+    assert next_negatives(d, pair_masks(labels)[1], a, a + 1, few=few).tolist() == [2]
+
+
+@pytest.mark.parametrize("case", list(MINERS))
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
+def test_labels_of_any_integer_type(case, dtype):
+    f, labels = torch.randn(12, 5, generator=generator(26)), torch.arange(12) // 3
+    expected = make_miner(case)(f, labels, generator(27))
+    assert all(
+        torch.equal(x, y) for x, y in zip(make_miner(case)(f, labels.to(dtype), generator(27)), expected, strict=True)
+    )
+
+
+def test_what_a_miner_cannot_use_is_named():
+    f, labels = torch.randn(12, 5, generator=generator(26)), torch.arange(12) // 3
+    for wrong in (0, np.random.default_rng(0)):
+        with pytest.raises(ValueError, match="draws from a torch.Generator"):
+            make_miner("distance")(f, labels, wrong)
+    with pytest.raises(ValueError, match="n_triplets is a number of triplets.*got -1"):
+        make_miner("random", n_triplets=-1)
+    for margin in (0, -1, math.nan):
+        with pytest.raises(ValueError, match="width of the window"):
+            make_miner("semihard", margin=margin)
 
 
 # ---- rho_distance ----

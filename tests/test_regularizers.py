@@ -143,6 +143,17 @@ def test_a_batch_without_rows_leaves_no_trace(name):
     assert torch.equal(reg(f), fresh(f))
 
 
+@pytest.mark.parametrize("name", ["sec", "l2"])
+def test_the_weight_rises_with_the_steps_and_goes_on_after_a_stop(name):
+    f, whole = batch("ramp"), make_regularizer(name, eta=0.4)(batch("ramp")).item()
+    reg, again = make_regularizer(name, eta=0.4, ramp=5), make_regularizer(name, eta=0.4, ramp=5)
+    shares = [reg(f).item() / whole for _ in range(3)]
+    assert reg.eval()(f).item() / whole == pytest.approx(0.6) and shares == pytest.approx([0, 0.2, 0.4])
+    again.load_state_dict(reg.state_dict())
+    assert [again(f).item() / whole for _ in range(4)] == pytest.approx([0.6, 0.8, 1, 1])
+    assert make_regularizer(name)(f.float()).dtype == make_regularizer(name, ramp=5)(f.float()).dtype == torch.float32
+
+
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="Did you mean 'sec'"):
         make_regularizer("sce")
@@ -150,6 +161,12 @@ def test_mistakes_are_named():
         make_regularizer("sec", momentun=0.1, eta=1)
     with pytest.raises(ValueError, match="at least 0; got -0.1"):
         L2Norm(eta=-0.1)
+    for eta in ("1", torch.nan, None):
+        with pytest.raises(ValueError, match="eta is a weight, a number"):
+            SEC(eta=eta)
+    for ramp in (-1, 0.5):
+        with pytest.raises(ValueError, match="ramp is a number of steps"):
+            L2Norm(ramp=ramp)
     for momentum in (0, -1, 1.5):
         with pytest.raises(ValueError, match="share of the newest batch"):
             SEC(momentum=momentum)

@@ -15,8 +15,9 @@ from dmlstudy import train
 from dmlstudy.core import make_run
 from dmlstudy.data import make_data
 from dmlstudy.feeds import Feed, splits_of
-from dmlstudy.objectives import METHODS
+from dmlstudy.objectives import METHODS, make_objective
 from dmlstudy.samplers import SAMPLERS
+from dmlstudy.study import PROFILES, trials
 from dmlstudy.train import BROKEN, Pace, embed, fit, milestone_steps, precision, sampler_of, start, train_steps
 
 TINY = {"dataset": "glyphs_many", "steps": 6, "eval_every": 3, "images_per_class": 4}
@@ -132,6 +133,24 @@ def test_faster_ways_compute_the_same(fields, tolerance):
         assert fast["curves"][part]["rho"] == pytest.approx(plain["curves"][part]["rho"], rel=0.05)
 
 
+def test_only_full_batches_are_compiled(monkeypatch):
+    """Each odd size would be a graph of its own, and after eight of them PyTorch gives up silently."""
+    graphs, compiled = [], torch.compile
+
+    def backend(graph, inputs):
+        graphs.append({x.shape[0] for x in inputs if x.shape[1:] == images.shape[1:]})
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda call, **how: compiled(call, backend=backend, dynamic=how["dynamic"]))
+    run = make_run(WHOLE, compile=True, batch_size=8, steps=2)
+    feed = Feed(run, splits_of(run), torch.device("cpu"))
+    network = start(run, feed, torch.device("cpu")).network
+    images = feed.inputs["train"][:, 0]
+    for size in (8, 3, 5, 7, 112, 9):
+        assert torch.allclose(network(images[:size]), network.plain(images[:size]), atol=1e-5)
+    assert graphs == [{8}, {112}]
+
+
 def flags() -> tuple:
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
@@ -158,6 +177,70 @@ def test_float32_means_32_bits_in_convolutions_too(monkeypatch):
         assert flags() == before
     with pytest.raises(ValueError, match="There is no precision 'fp16'"), precision("fp16"):
         pass
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder of a megabyte and a half; it can be mounted again with other options."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = lambda *options: subprocess.run(["mount", *options, str(place)], capture_output=True).returncode == 0
+    if not mount("-t", "tmpfs", "-o", "size=1536k", "tmpfs"):
+        pytest.skip("needs the right to mount")
+    yield place, mount
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_costs_the_weights_and_not_the_record(small_disk):
+    place, mount = small_disk
+    run = make_run(TINY)
+    (place / "filler").write_bytes(bytes(1_400_000))
+    with pytest.warns(UserWarning) as told:
+        record = fit(run, device="cpu", folder=place, checkpoint_every=0)
+    told = [str(warning.message) for warning in told if "could not be written" in str(warning.message)]
+    assert all(f"{place}" in line and "its disk is full" in line for line in told)
+    assert "checkpoint.pt" in told[0] and "goes on without" in told[0]
+    assert "weights.pt" in told[-1] and "The record is whole" in told[-1]
+    assert content(record) == content(fit(run, device="cpu")) and [file.name for file in place.iterdir()] == ["filler"]
+    assert mount("-o", "remount,ro")
+    with pytest.raises(OSError, match="Read-only"):
+        fit(run, device="cpu", folder=place, report=lambda *_: pytest.fail("it was trained first"))
+
+
+def test_two_runs_in_one_folder_do_not_harm_each_other(tmp_path):
+    code = (
+        "import sys; from dmlstudy.core import make_run; from dmlstudy.train import fit; "
+        f"fit(make_run({TINY!r}, steps=60, eval_every=1), device='cpu', folder=sys.argv[1], checkpoint_every=0)"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert [file.name for file in tmp_path.iterdir()] == ["weights.pt"]
+
+
+@pytest.mark.parametrize("place", ["", ".cuda.matmul", ".cudnn", ".cudnn.conv"])
+def test_precisions_by_pytorchs_newer_settings(place):
+    """They do not mix with the older ones, and are read where a process begins."""
+    code = f"""
+import torch
+from dmlstudy.core import make_run
+from dmlstudy.train import fit, precision
+b = torch.backends
+b{place}.fp32_precision = "tf32"
+places = (b, b.cuda.matmul, b.cudnn, b.cudnn.conv, b.cudnn.rnn, b.mkldnn.matmul)
+look = lambda: [p.fp32_precision.replace("none", "ieee") for p in places]  # the same, but for what asks a wider place
+before = look()
+for name in ("float32", "tf32", "bf16"):
+    with precision(name):
+        of_places = {{b.cuda.matmul.fp32_precision, b.cudnn.conv.fp32_precision}}
+        if "none" in of_places:  # then it is what holds for all of cuDNN
+            of_places |= {{b.cudnn.fp32_precision}}
+        assert of_places == {{"tf32"}} if name == "tf32" else "tf32" not in of_places, (name, look())
+    assert look() == before, (name, look(), before)
+fit(make_run({TINY!r}, steps=1, eval_every=1), device="cpu")
+assert look() == before, (look(), before)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 def test_a_run_tells_how_it_stands(monkeypatch, capsys):
@@ -248,9 +331,16 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
     assert content(again) == content(fit(run, device="cpu"))
 
 
-@pytest.mark.parametrize("sampler", ["spc", "gc", "ddm"])
-def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler):
-    run = make_run(TINY, dataset="glyphs_fine", steps=4, eval_every=1, sampler=sampler, lr=3e-3, images_per_class=10)
+@pytest.mark.parametrize(
+    ("sampler", "method"),
+    [
+        *((name, "Margin (D, beta=1.2)") for name in ("spc", "gc", "ddm")),
+        *(("spc", name) for name in ("NPair", "Angular", "Quadruplet (D)", "R-Triplet (D)", "Triplet (R)", "ProxyNCA")),
+    ],
+)
+def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
+    fields = {"steps": 4, "eval_every": 1, "sampler": sampler, "method": method, "lr": 3e-3, "images_per_class": 10}
+    run = make_run(TINY, dataset="glyphs_fine", **fields)
     assert len(sampler_of(run, splits_of(run)["train"].labels)) == 7
     whole = fit(run, device="cpu")
 
@@ -283,11 +373,27 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler):
         ({"embed_dim": 0}, "embed_dim must be a number of at least 1; got 0"),
         ({"lr": float("nan")}, "lr must be a number of at least 0; got nan"),
         ({"method": "Softmax", "p_switch": 0.1}, "Softmax: it has no rho_distance"),
+        ({"method": "Triplet (D)", "eta": 0.1}, r"Triplet \(D\): it has no norm regulariser"),
+        ({"eta": float("nan")}, "eta must be a number, below 0 for the method's own; got nan"),
+        ({"fold": -2}, "fold must be the number of a fold, or -1 for none; got -2"),
     ],
 )
 def test_wrong_settings_are_named_before_training(fields, message):
     with pytest.raises(ValueError, match=message):
         fit(make_run({**TINY, **fields}), device="cpu")
+
+
+@pytest.mark.parametrize("profile", ["smoke", "glyphs", "glyphs_full"])
+def test_every_trial_of_a_search_has_an_objective(profile):
+    asked = set()
+    for dataset, name in itertools.product(PROFILES[profile].datasets, METHODS):
+        for fields in trials(profile, dataset, name):
+            p_switch, eta = (fields.get(name, -1.0) for name in ("p_switch", "eta"))
+            made = make_objective(name, dataset, 10, 8, p_switch=p_switch, eta=eta)
+            assert p_switch < 0 or made.miner.p_switch == p_switch
+            assert eta < 0 or [term.eta for term in made.regularizers.values()] == [eta]
+            asked |= {*fields}
+    assert {"lr", "p_switch", "eta"} <= asked
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,7 +1,11 @@
 """A run on images on disk: the same record however many workers decode, resumed, and refused with the file's name."""
 
+import hashlib
+import shutil
+
 import pytest
 import torch
+from PIL import Image
 from test_data_images import accept, build, photograph
 from test_train import on_gpu, steps_without_waiting
 
@@ -9,6 +13,7 @@ from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
 from dmlstudy.data.images import load_images, prepare
 from dmlstudy.data.transforms import padded
+from dmlstudy.models.backbones import make_backbone
 from dmlstudy.samplers import make_sampler
 
 BIRDS = {
@@ -121,10 +126,58 @@ def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
     run, folder = make_run(BIRDS), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         train.fit(run, "cpu", folder, stop, checkpoint_every=0, workers=0, skip_unreadable=True)
-    assert torch.load(folder / "checkpoint.pt", weights_only=True)["images"]["train"] == 5
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["material"]["train"] == 5
     broken.write_bytes(whole)
     again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
     assert content(again) == content(fresh)
+
+
+def stopped(run, folder, **options):
+    """A run that ends after its first evaluation but one."""
+
+    def stop(step, measured):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(run, "cpu", folder, stop, checkpoint_every=0, workers=0, **options)
+    assert (folder / "checkpoint.pt").is_file()
+
+
+def test_a_run_with_other_images_of_the_same_number_is_not_gone_on_with(birds, tmp_path):
+    run, folder = make_run(BIRDS), tmp_path / "run"
+    stopped(run, folder)
+    photograph(301, 207, seed=99).save(next(birds.rglob("*Auk_1.jpg")))
+    again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
+    assert content(again) == content(fresh)
+
+
+def test_a_run_from_other_weights_is_not_gone_on_with_and_says_which_it_had(birds, tmp_path):
+    file, folder = tmp_path / "weights.pth", tmp_path / "run"
+    net = make_backbone("resnet50", "none", rng=generator(0, "first")).state_dict()
+    torch.save(net, file)
+    run = make_run(BIRDS, weights=str(file), steps=2, eval_every=1)
+    stopped(run, folder)
+    torch.save({name: x * 0.9 if name == "conv1.weight" else x for name, x in net.items()}, file)
+    again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
+    assert content(again) == content(fresh)
+    assert again["made"]["weights_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_images_that_could_not_be_read_for_a_while_are_read_again(birds, monkeypatch):
+    opened, failing = Image.open, True
+
+    def flaky(path, *args, **options):
+        if failing and path.name == "Owl_1.jpg":
+            raise OSError(5, "Input/output error", str(path))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Image, "open", flaky)
+    run = make_run(BIRDS, steps=0)
+    with pytest.raises(ValueError, match="1 of 6 images cannot be read: .*Owl_1.jpg"):
+        train.fit(run, device="cpu", workers=0)
+    failing = False
+    assert "skipped_images" not in train.fit(run, device="cpu", workers=0, skip_unreadable=True)["made"]
 
 
 def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
@@ -270,15 +323,19 @@ def test_dropout_draws_by_seed_and_step(birds):
 def test_a_gpu_computes_what_the_cpu_computes(birds, pixels):
     if pixels == "device":
         prepare("cub200", decoded=True)
-    run = make_run(BIRDS, pixels=pixels)
+    run = make_run(BIRDS, pixels=pixels, method="MultiSimilarity")  # which draws nothing
     cpu, gpu = (train.fit(run, device=device, workers=2) for device in ("cpu", "cuda"))
     assert gpu["terms"]["loss"] == pytest.approx(cpu["terms"]["loss"], rel=0.02)
+    for name in ("norm_mean", "intra", "inter"):
+        ours, theirs = (record["curves"]["test"][name] for record in (gpu, cpu))
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-3) and ours == pytest.approx(theirs, rel=0.05)
     assert gpu["curves"]["test"]["step"] == [0, 1, 2]
 
 
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("model", ["resnet50", "bninception"])
+@pytest.mark.skipif(not shutil.which("gcc"), reason="torch.compile needs a C compiler")
 def test_the_fast_way_on_a_gpu(birds, model):
     prepare("cub200", decoded=True)
     fields = BIRDS | {"model": model, "pixels": "device"}

@@ -373,7 +373,7 @@ def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:  # (N, 3072) uint8 
             raise ValueError(f"its labels are {labels.min()} to {labels.max()}")
         return pixels, labels
 
-# %% ../../nbs/11_data.images.ipynb #46cc5d05
+# %% ../../nbs/11_data.images.ipynb #c857ad48
 CIFAR_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6)) + ("test_batch",)
 LAYOUTS: dict[str, dict[str, tuple[tuple[str, ...], Callable | None]]] = {  # layout -> what it needs, reader
     "cub200": {
@@ -398,7 +398,10 @@ LAYOUTS: dict[str, dict[str, tuple[tuple[str, ...], Callable | None]]] = {  # la
             ("train/*/*.jpg", "test/*/*.jpg"),
             partial(read_car_folders, parts=("train", "test")),
         ),
-        "class folders": (("*/*.jpg",), partial(read_car_folders, parts=("",))),
+        "class folders": (
+            ("*/*.jpg", "!cars_train", "!cars_test", "!car_ims"),  # those are parts of an official layout
+            partial(read_car_folders, parts=("",)),
+        ),
     },
     "sop": {
         "official lists": (("Ebay_train.txt", "Ebay_test.txt", "*_final/*"), read_sop),
@@ -429,7 +432,7 @@ FOLDERS = {  # below the root, in this order
     + ("cifar-10-batches-bin", "."),
 }
 
-# %% ../../nbs/11_data.images.ipynb #052589df
+# %% ../../nbs/11_data.images.ipynb #3b0344a1
 @dataclass(frozen=True)
 class Place:
     "Where a data set was found, or where it was looked for"
@@ -447,7 +450,7 @@ class Place:
         if self:
             return f"{self.name}: {self.layout}, found in {self.folder}"
         page, terms = SOURCES[self.name]["page"], SOURCES[self.name]["terms"]
-        there = [row for row in self.looked if row[1].is_dir()]
+        there = [row for row in self.looked if row[1].is_dir() and not any(need[0] == "!" for need in row[2])]
         absent = dict.fromkeys(str(folder) for _, folder, _ in self.looked if not folder.is_dir())
         lines = [f"{self.name} was not found below {self.root}. It was looked for in"]
         lines += [f"  {folder} as {layout}: missing {', '.join(missing)}" for layout, folder, missing in there]
@@ -462,7 +465,7 @@ def data_dir(
     "Where data sets are kept: the folder given, else `DMLSTUDY_DATA`, else `data/` in the project's root"
     return Path(folder or os.environ.get("DMLSTUDY_DATA") or root() / "data").expanduser().resolve()
 
-# %% ../../nbs/11_data.images.ipynb #a29581ad
+# %% ../../nbs/11_data.images.ipynb #7fde0379
 def find(
     name: str,  # cub200, cars196, sop, inshop or cifar10
     folder: str | Path | None = None,  # the root to search below; None: data_dir()
@@ -473,11 +476,16 @@ def find(
     for below in FOLDERS[name]:
         for layout, (needs, _) in LAYOUTS[name].items():
             here = (base / below).resolve()
-            missing = tuple(need for need in needs if not here.is_dir() or next(here.glob(need), None) is None)
+            missing = tuple(need for need in needs if not (here.is_dir() and _is_met(need, here)))
             looked.append((layout, here, missing))
             if not missing:
                 return Place(name, base, layout, here, tuple(looked))
     return Place(name, base, looked=tuple(looked))
+
+
+def _is_met(need: str, folder: Path) -> bool:
+    "Is there what a layout needs; is there not what begins with an exclamation mark?"
+    return (next(folder.glob(need.removeprefix("!")), None) is None) == need.startswith("!")
 
 # %% ../../nbs/11_data.images.ipynb #8f0c510d
 def load_images(
@@ -590,7 +598,7 @@ def fingerprint(
             digest.update(f"{path}\0absent\n".encode())
     return digest.hexdigest()
 
-# %% ../../nbs/11_data.images.ipynb #2edc50df
+# %% ../../nbs/11_data.images.ipynb #e20dab59
 def write_atomically(
     path: Path,  # the file; its folder is made
     content: str | bytes,  # the whole content
@@ -625,10 +633,14 @@ def _bad(files: Files, workers: int | None) -> dict[int, str]:
         left_out = files.decoded.left_out
         return {i: left_out[path] for i, path in enumerate(files.paths) if path in left_out}
     known = cache_dir() / "verified" / f"{fingerprint(files)[:32]}.json"
-    if known.is_file():
-        return {int(i): reason for i, reason in json.loads(known.read_text()).items()}
-    bad = unreadable(files, workers)
-    write_atomically(known, json.dumps(bad))
+    before = {int(i): reason for i, reason in json.loads(known.read_text()).items()} if known.is_file() else None
+    if not before:
+        bad = unreadable(files, workers) if before is None else {}
+    else:  # a disk or its permissions may have failed for a while: what was bad is looked at again
+        places = [*before]
+        bad = {places[i]: reason for i, reason in unreadable(files.take(places), workers).items()}
+    if bad != before:
+        write_atomically(known, json.dumps(bad))
     return bad
 
 
@@ -736,7 +748,7 @@ def _runs(pid: int) -> bool:
         pass
     return True
 
-# %% ../../nbs/11_data.images.ipynb #79f2658c
+# %% ../../nbs/11_data.images.ipynb #a0e14fac
 def write_decoded(
     files: Files,  # the images of all splits
     path: Path,  # of the index, .json
@@ -774,6 +786,10 @@ def write_decoded(
                     offset += image.size
                     digest.update(f"{name}\0{source[-1]}\n".encode())
         os.replace(half, path.with_suffix(".u8"))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # which names no file
+            raise OSError(error.errno, f"{error.strerror}, no copy was made", str(path.parent)) from error
+        raise
     finally:
         half.unlink(missing_ok=True)
     index = {"format": 2, "side": side, "bytes": offset, "sources_sha256": digest.hexdigest()}
@@ -890,7 +906,7 @@ def _unpacking(archive: Path) -> Iterator[None]:
             raise
         raise ValueError(f"{archive} was not unpacked: it is damaged ({error}); {AGAIN}") from error
 
-# %% ../../nbs/11_data.images.ipynb #05a760cc
+# %% ../../nbs/11_data.images.ipynb #48c86400
 def unpack(
     archive: str | Path,  # tar (any compression) or zip
     folder: str | Path,  # made if need be; what the archive holds must not be there yet
@@ -901,7 +917,12 @@ def unpack(
     stage = Path(tempfile.mkdtemp(dir=folder, prefix=".unpack."))
     try:
         with _unpacking(Path(archive)):
-            n = _unpack(Path(archive), stage)
+            try:
+                n = _unpack(Path(archive), stage)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:  # which names no file
+                    raise OSError(error.errno, f"{error.strerror}, {archive} was not unpacked", str(folder)) from error
+                raise
         if there := [entry.name for entry in stage.iterdir() if (folder / entry.name).exists()]:
             raise FileExistsError(f"{archive} was not unpacked: {folder} already holds {', '.join(there)}")
         for entry in stage.iterdir():

@@ -144,7 +144,7 @@ class MarginLoss(Loss):
             n_active = (n_positives * n_negatives - idle_p * idle_n).sum()
         return (terms * weights).sum() / n_active.clamp(min=1)
 
-# %% ../../nbs/50_losses.ranking.ipynb #5288129e
+# %% ../../nbs/50_losses.ranking.ipynb #b965df83
 class DrawingLoss(Loss):
     "Base of the losses that draw samples, from a generator of their own"
 
@@ -154,7 +154,7 @@ class DrawingLoss(Loss):
         seed: int = 0,  # of the loss's own generator
     ):
         super().__init__(variant)
-        self.seed, self.generators = seed, {}
+        self.seed, self.generators, self.states = seed, {}, {}
 
     def draw(
         self,
@@ -164,7 +164,17 @@ class DrawingLoss(Loss):
         "The next random numbers"
         if device not in self.generators:
             self.generators[device] = generator(self.seed, type(self).__name__, device=device)
+            if device.type in self.states:
+                self.generators[device].set_state(self.states.pop(device.type))
         return torch.rand(n, generator=self.generators[device], device=device)
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        "Where it is in its draws on each kind of device, so that a loss that is loaded goes on as this one would"
+        return self.states | {device.type: own.get_state() for device, own in self.generators.items()}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        "Go on from there"
+        self.generators, self.states = {}, dict(state)
 
 
 def draw_outside(

@@ -85,12 +85,12 @@ def spectrum(
         s = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0).sqrt()
     return s / s.sum().clamp(min=1e-300) if normalize else s
 
-# %% ../../nbs/72_metrics.space.ipynb #b92f143e
+# %% ../../nbs/72_metrics.space.ipynb #1969ac29
 def rho_of(
     s: Tensor,  # singular values, falling, (n,)
     mode: int = 2,  # drop the first |mode| - 1; positive: KL(uniform, s), negative: KL(s, uniform)
     drop_smallest: bool = False,  # leave the last one out
-) -> float:  # nats, 0: all directions are used equally
+) -> float:  # nats; 0: all directions are used equally, or fewer than two are left
     "Spectral decay of given singular values"
     if mode == 0:
         raise ValueError("mode 0 of rho is the spectrum itself: use spectrum(f, normalize=True)")

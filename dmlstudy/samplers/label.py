@@ -95,7 +95,7 @@ class EpochSampler(Sampler[list[int]]):
         self.set_epoch(state["epoch"] + done)
         self.given = self.start = start
 
-# %% ../../nbs/20_samplers.label.ipynb #7e7592e6
+# %% ../../nbs/20_samplers.label.ipynb #8b4cbb33
 class LabelSampler(EpochSampler):
     "Frame of all samplers: classes, batch size and randomness; a subclass says how one batch is drawn"
 
@@ -116,7 +116,8 @@ class LabelSampler(EpochSampler):
                 f"a batch of {batch_size} cannot hold {n} images of each of its classes: {batch_size} / {n}"
             )
         if batches is None and batch_size > n_images:
-            raise ValueError(f"a batch of {batch_size} is larger than the data set of {n_images} images: give batches=")
+            what = f"a batch of {batch_size} is larger than the data set of {n_images} images"
+            raise ValueError(f"{what}: take a smaller one, or give batches=")
         if batches is not None and batches < 1:
             raise ValueError(f"an epoch has at least one batch; got batches={batches}")
         super().__init__(n_images // batch_size if batches is None else batches)
