@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PIXELS', 'data_of', 'splits_of', 'in_pieces', 'Feed', 'FileFeed', 'BatchFeed', 'default_workers', 'feed_of']
 
-# %% ../nbs/68_feeds.ipynb #6e455e30
+# %% ../nbs/68_feeds.ipynb #a6b131ec
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from .data import make_data
 from .data.glyphs import RECIPES
 from .data.images import data_dir, lenient
 from .data.splits import Data, Split, first_of_each_class
-from .data.transforms import BatchTransform, Pixels, Views, make_transform, pad_pixels
+from .data.transforms import TRANSFORMS, BatchTransform, Pixels, Views, make_transform, pad_pixels
 from .models import MODELS, make_model
 
 # %% ../nbs/68_feeds.ipynb #bf956421
@@ -237,7 +237,7 @@ class BatchFeed(FileFeed):
         for pixels, sizes, *_ in self.load(Pixels, part, collate_fn=pad_pixels, batch_size=size):
             yield self.transform[False](self.put(pixels), sizes)
 
-# %% ../nbs/68_feeds.ipynb #598b0538
+# %% ../nbs/68_feeds.ipynb #24a806a8
 def default_workers() -> int:
     "Processes that read for one run: its share of the cores that this process may use, at most 8"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -259,6 +259,9 @@ def feed_of(
     if embedded != (run.model == "convnet"):
         fit = "the convnet" if embedded else "a network for colour images, such as resnet50"
         raise ValueError(f"{run.dataset} goes with {fit}; got model={run.model!r}")
+    whole = not embedded and not lookup("transform", run.transform, TRANSFORMS)["test"]
+    if whole and run.dataset != "cifar10" and run.pixels != "device":
+        raise ValueError(f"transform {run.transform!r} keeps the size of an image, and is for cifar10 alone")
     if embedded and run.pixels != "files":
         raise ValueError(f"{run.dataset} is held in memory: leave pixels at 'files'; got {run.pixels!r}")
     return Feed(run, splits, device) if embedded else kind(run, splits, device, workers)

@@ -251,7 +251,7 @@ def metrics_of(
         "train": ("recall@1", "intra", "inter", "ratio", "rho", *NORMS),
     }
 
-# %% ../nbs/80_train.ipynb #b2b39b18
+# %% ../nbs/80_train.ipynb #80e71bb8
 def measure(
     network: Network,
     feed: Feed | FileFeed,
@@ -260,8 +260,8 @@ def measure(
 ) -> dict[str, dict]:  # split -> metric -> value; train has the spectrum too
     "All metrics on all splits"
     f = {part: embed_part(network, feed, part) for part in feed.labels}
-    if not all(part.isfinite().all() for part in f.values()):
-        raise FloatingPointError("the network gives embeddings that are not finite")
+    if bad := [part for part, held in f.items() if not held.isfinite().all()]:
+        raise FloatingPointError(f"the embeddings of {' and '.join(bad)} are not finite: a smaller lr may do")
     out, options = {}, dict(normalize=normalize, progress=False)
     for part, names in metrics_of(dataset).items():
         if part == "query" and part in f:
@@ -610,7 +610,7 @@ def _train(
         pace.measured(measured, time.perf_counter() - asked)
         evaluated(until, measured)
 
-# %% ../nbs/80_train.ipynb #9d7ecb02
+# %% ../nbs/80_train.ipynb #84ea40f8
 def fit(
     run: Run,
     device: torch.device | str | None = None,  # None: a GPU if there is one
@@ -622,7 +622,7 @@ def fit(
     progress: bool = False,  # show a bar with images a second, loss terms and recall@1
     tell: Callable[[dict], None] | None = None,  # called every few seconds with what `Pace` tells
 ) -> dict:  # the record
-    "Train and measure one run; equal runs give equal records"
+    "Train and measure one run; equal runs give equal records, on a GPU but for its rounding"
     check_run(run)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     folder, began = Path(folder) if folder else None, time.perf_counter()

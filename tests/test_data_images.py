@@ -436,6 +436,18 @@ def test_a_damaged_file_of_cifar_is_named(tmp_path, layout, case):
 
 
 @pytest.mark.parametrize(
+    ("name", "layout", "file", "head"),
+    [("sop", "official lists", "Ebay_train.txt", 1), ("inshop", "official folders", "Eval/list_eval_partition.txt", 2)],
+)
+def test_a_list_without_its_heading_is_refused(tmp_path, name, layout, file, head):
+    root = build(name, layout, tmp_path)
+    (path,) = root.rglob(file)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[head:]))
+    with pytest.raises(ValueError, match=f"{path.name} is damaged: line 1 names an image, its {head} lines of heading"):
+        IMAGE_SETS[name](root, strict=False)
+
+
+@pytest.mark.parametrize(
     ("layout", "absent", "named"),
     [
         ("official halves", "devkit", "cars_train_annos.mat"),

@@ -186,6 +186,25 @@ def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
         train.fit(make_run(BIRDS, weights="no/such/file.pth"), device="cpu", workers=0)
 
 
+@pytest.mark.parametrize("transform", ["cifar", "simclr"])
+def test_a_transform_for_images_of_one_size_is_refused_elsewhere(birds, transform):
+    with pytest.raises(ValueError, match=f"transform '{transform}' keeps the size of an image"):
+        train.fit(make_run(BIRDS, transform=transform), device="cpu", workers=0)
+
+
+def test_weights_that_are_no_numbers_are_named(birds, tmp_path):
+    net = make_backbone("resnet50", "none").state_dict()
+    net["layer1.0.conv1.weight"][0, 0] = torch.nan
+    torch.save(net, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="do not fit ResNet: 1 not finite: layer1.0.conv1.weight"):
+        train.fit(make_run(BIRDS, weights=str(tmp_path / "weights.pth")), device="cpu", workers=0)
+
+
+def test_embeddings_that_are_no_numbers_are_named(birds, tmp_path):
+    with pytest.raises(FloatingPointError, match="the embeddings of train and test are not finite: a smaller lr"):
+        train.fit(make_run(BIRDS, lr=1e30), "cpu", tmp_path, workers=0)
+
+
 def test_a_misspelt_way_to_read_pixels_is_no_missing_copy(birds):
     with pytest.raises(ValueError, match="There is no way to read pixels 'devise'. Did you mean 'device'"):
         train.fit(make_run(BIRDS, pixels="devise"), device="cpu")

@@ -179,7 +179,7 @@ def halves(
     cut = sum(rank[name] < half for name, _ in rows)
     return {"train": (list(classes[:half]), rows[:cut]), "test": (list(classes[half:]), rows[cut:])}
 
-# %% ../../nbs/11_data.images.ipynb #5fdfbd83
+# %% ../../nbs/11_data.images.ipynb #2f90ba96
 @contextmanager
 def reading(
     what: str | Path,  # the file, or its line
@@ -203,6 +203,8 @@ def table(
 ) -> Iterator[tuple[str, list[str]]]:  # "FILE, line 3", its columns
     "The lines of a list that are not empty"
     for n, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        if n <= head and any(Path(os.fsdecode(word)).suffix.lower() in SUFFIXES for word in line.split()):
+            raise ValueError(f"{path} is damaged: line {n} names an image, its {head} lines of heading are gone")
         if n > head and line.strip():
             with reading(place := f"{path}, line {n}"):
                 row = line.decode().strip().split(maxsplit=columns - 1)

@@ -179,7 +179,7 @@ def read_weights(
         raise ValueError(f"{path} holds no state dict (names and tensors), but a {type(state).__name__}.")
     return {name.removeprefix("module."): value for name, value in state.items()}
 
-# %% ../../nbs/30_models.backbones.ipynb #1ce98105
+# %% ../../nbs/30_models.backbones.ipynb #a4310d00
 def load_weights(
     module: nn.Module,  # changed in place
     state: dict[str, Tensor] | str | Path,  # name -> tensor, or a weight file
@@ -201,6 +201,7 @@ def load_weights(
             for k in want
             if k in state and state[k].shape != want[k].shape
         ],
+        "not finite": [k for k in want if k in state and not state[k].isfinite().all()],
     }
     if any(problems.values()):
         some = lambda names: ", ".join(names[:8]) + ", ..." * (len(names) > 8)
