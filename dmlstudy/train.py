@@ -93,7 +93,7 @@ def _drawing(device: torch.device, seed: int, step: int):
             torch.cuda.default_generators[gpu.index or 0].manual_seed(own)
         yield
 
-
+# %% ../nbs/80_train.ipynb #4fc5a8a0
 class Network:
     "A run's network as a function of what its feed gives: precision, memory format and compilation are the run's"
 
