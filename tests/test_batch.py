@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from disks import small_disk
 
 from dmlstudy import batch, feeds, records, report, train
 from dmlstudy.core import make_run
@@ -387,24 +388,18 @@ def test_times_are_estimated_from_runs_that_trained():
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """Mount a small disk at outputs/, if that is allowed here."""
-    place = tmp_path / "outputs"
-    place.mkdir()
-    mount = lambda *options: subprocess.run(["mount", *options, str(place)], capture_output=True).returncode == 0
-    if not mount("-t", "tmpfs", "-o", "size=64k", "tmpfs"):
-        pytest.skip("needs the right to mount")
-    yield mount
-    subprocess.run(["umount", "-l", str(place)], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "outputs", 64) as mount:
+        yield mount
 
 
-def test_full_and_read_only_disk(small_disk, study, undisturbed):
+def test_full_and_read_only_disk(disk, study, undisturbed):
     status, told = study.call("run", *ASKED)
     assert status == 1 and "No space left on device" in told or "is full" in told, told
-    assert small_disk("-o", "remount,size=100m") and small_disk("-o", "remount,ro")
+    assert disk("-o", "remount,size=100m") and disk("-o", "remount,ro")
     status, told = study.call("run", *ASKED)
     assert status == 2 and "Read-only file system" in told and str(study.folder / "outputs") in told, told
-    assert small_disk("-o", "remount,rw")
+    assert disk("-o", "remount,rw")
     assert study.call("run", *ASKED)[0] == 0
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1} and len(study.trained()) == 4

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from disks import small_disk
 
 from dmlstudy import train
 from dmlstudy.core import make_run
@@ -180,20 +181,13 @@ def test_float32_means_32_bits_in_convolutions_too(monkeypatch):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A folder of a megabyte and a half; it can be mounted again with other options."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = lambda *options: subprocess.run(["mount", *options, str(place)], capture_output=True).returncode == 0
-    if not mount("-t", "tmpfs", "-o", "size=1536k", "tmpfs"):
-        pytest.skip("needs the right to mount")
-    yield place, mount
-    subprocess.run(["umount", str(place)], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "small", 1536) as mount:
+        yield tmp_path / "small", mount
 
 
-def test_a_full_disk_costs_the_weights_and_not_the_record(small_disk):
-    place, mount = small_disk
-    run = make_run(TINY)
+def test_a_full_disk_costs_the_weights_and_not_the_record(disk):
+    (place, mount), run = disk, make_run(TINY)
     (place / "filler").write_bytes(bytes(1_400_000))
     with pytest.warns(UserWarning) as told:
         record = fit(run, device="cpu", folder=place, checkpoint_every=0)
