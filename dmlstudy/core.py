@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # torch is imported where it is used, so that what only reads records starts at once
     import torch
 
-# %% ../nbs/00_core.ipynb #41d3db7d
+# %% ../nbs/00_core.ipynb #ca29b429
 @dataclass(frozen=True)
 class Run:
     "Everything that decides the outcome of one training run, flat, with the protocol's defaults"
@@ -30,7 +30,7 @@ class Run:
     dataset: str = "glyphs_fine"  # name in DATASETS
     fold: int = 0  # which fifth of the training classes is held out for validation, counted from the end; -1: none
     images_per_class: int = 0  # training images kept of each class; 0: all
-    transform: str = "base"  # training augmentation of image data sets: base, red, big, adv or sec
+    transform: str = "base"  # training augmentation of image data sets: base, red, big, adv, sec or simclr
     pixels: str = "files"  # images on disk: files, the decoded copy, or device (that copy, augmented in batches on it)
     # method
     method: str = "Margin (D, beta=1.2)"  # row of a table, name in METHODS
@@ -58,11 +58,11 @@ class Run:
     weight_decay: float = 4e-4  # coupled decay of the network's weights, none on the loss's parameters
     decay_bn: bool = True  # the decay acts on the affine part of batch normalisation too
     steps: int = 2000  # optimiser steps
-    lr_decay: float = 1.0  # factor on all learning rates at each milestone
+    lr_decay: float = 1.0  # factor on all learning rates at each milestone; with cosine, at the end
     precision: str = "float32"  # of the network: float32 (as published), tf32 or bf16; losses are always float32
     channels_last: bool = False  # memory format of images and convolutions: faster on tensor cores
     compile: bool = False  # the network through torch.compile: faster after a minute of compilation
-    milestones: str = ""  # fractions of the steps at which the learning rates decay, such as "0.5,0.75"
+    milestones: str = ""  # fractions of the steps at which the learning rates decay, such as "0.5,0.75"; or cosine
     seed: int = 0  # of everything random in a run: new weights, batches, views, tuples
     # measurement
     eval_every: int = 250  # steps between evaluations; also one before the first step and one after the last
@@ -93,7 +93,7 @@ def make_run(
             )
     return Run(**given)
 
-# %% ../nbs/00_core.ipynb #123f482b
+# %% ../nbs/00_core.ipynb #84588cc0
 def lookup(
     kind: str,  # what the name chooses, in the singular: "loss", "data set"
     name: str,  # what the user gave
@@ -102,9 +102,11 @@ def lookup(
     "Find a name, or say which names would do"
     if name in known:
         return known[name] if isinstance(known, Mapping) else name
-    names = [str(k) for k in known]
-    near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=3, cutoff=0.5)
-    near = [n for n in names if n.lower() in near]
+    names, wanted = [str(k) for k in known], str(name).lower()
+    like = lambda n: difflib.SequenceMatcher(None, wanted, n).ratio()
+    score = {n: max(like(n.lower()), like(n.lower()[: len(wanted) + 1])) for n in names}  # or a name that begins so
+    least = max(0.5, max(score.values(), default=0) - 0.15)
+    near = [n for n in sorted(names, key=score.get, reverse=True) if score[n] >= least][:3]
     hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
     raise ValueError(f"There is no {kind} {name!r}. {hint}There are: {', '.join(map(repr, names))}.")
 

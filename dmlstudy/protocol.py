@@ -98,7 +98,7 @@ def pixels(
     told = lambda values: " ".join(f"{v:g}" for v in values[order])
     return f"{'BGR' if scaling.bgr else 'RGB'} 0–{unit}, mean {told(mean)}, std {told(std)}"
 
-# %% ../nbs/95_protocol.ipynb #856bef74
+# %% ../nbs/95_protocol.ipynb #206cd8b1
 class Live:
     "What a run of the `paper` profile is made of"
 
@@ -128,7 +128,8 @@ class Live:
         head.dim, head.bias = last.out_features, last.bias is not None
         reach = max(float(p.detach().abs().max()) for p in last.parameters()) * math.sqrt(last.in_features)
         head.first = f"U(±{'1' if 0.99 < reach <= 1.00001 else f'{reach:g}'}/√{last.in_features})"
-        found = {name: one(g[name] for g in state.optimizer.param_groups) for name in ("betas", "eps")}
+        groups = state.optimizer.param_groups
+        found = {name: one(g.get(name) for g in groups) for name in ("betas", "eps", "momentum")}
         optimizer = SimpleNamespace(name=type(state.optimizer).__name__, **found)
         return SimpleNamespace(body=body, head=head, optimizer=optimizer)
 
@@ -137,7 +138,7 @@ class Live:
     @cached_property
     def objective(self):
         run = self.run
-        chosen = dict(variant=run.variant, p_switch=run.p_switch, eta=run.eta)
+        chosen = dict(variant=run.variant, p_switch=run.p_switch, eta=run.eta, steps=run.steps)
         return make_objective(run.method, run.dataset, self.splits["train"][0], run.embed_dim, **chosen)
 
     @cached_property
@@ -152,7 +153,7 @@ class Live:
 
 CPU, _GROUP = torch.device("cpu"), {"lr": "lr", "decay": "weight_decay"}
 
-# %% ../nbs/95_protocol.ipynb #e603629e
+# %% ../nbs/95_protocol.ipynb #1110725f
 class Protocol(Live):
     "A run's protocol in the words of the papers"
 
@@ -180,7 +181,7 @@ class Protocol(Live):
     @property
     def schedule(self) -> str:  # head / body / factor @ steps, as the rebuttal of Zhang et al. writes it
         "Learning rates"
-        at = ", ".join(map(str, self.milestones))
+        at = "cosine" if self.run.milestones == "cosine" else ", ".join(map(str, self.milestones))
         return f"{self.head.lr:g} / {self.body.lr:g} / " + (f"{self.run.lr_decay:g} @ {at}" if at else "constant")
 
     @property
@@ -341,7 +342,7 @@ def checked(
         raise ValueError(f"{len(wrong)} rows of the protocol are not as they say:\n  " + "\n  ".join(wrong))
     return pd.DataFrame(rows)
 
-# %% ../nbs/95_protocol.ipynb #46132f3d
+# %% ../nbs/95_protocol.ipynb #89b2d5d8
 def told(
     value,  # of the table, or found
 ) -> str:
@@ -365,7 +366,8 @@ def where(
     return "; ".join(filter(None, parts))
 
 
-_NAMES, _SETS = {"cub200": "CUB", "cars196": "CARS", "sop": "SOP", "inshop": "In-shop"}, {"roth": 3, "sec": 4}
+_NAMES = {"cub200": "CUB", "cars196": "CARS", "sop": "SOP", "inshop": "In-shop", "cifar10": "CIFAR-10"}
+_SETS = {"roth": 3, "sec": 4, "simclr": 1}
 
 
 def readable(

@@ -19,7 +19,7 @@ import pandas as pd
 from .core import Run, asset, lookup, make_run
 from .records import outputs, selected
 
-# %% ../nbs/91_study.ipynb #98cd7521
+# %% ../nbs/91_study.ipynb #e6e50ed9
 ROTH_GLYPHS = (  # the rows of Roth et al. that are run on the embedded sets
     "ImageNet",
     "Untrained",
@@ -48,13 +48,13 @@ class Profile:
     datasets: tuple[str, ...]
     seeds: tuple[int, ...]
     methods: tuple[str, ...]  # empty: the rows that the papers print for a data set
-    protocols: Mapping[str, Mapping]  # roth, sec -> fields of a run
-    by_dataset: Mapping[str, Mapping] = field(default_factory=dict)  # data set -> roth, sec -> fields that differ there
+    protocols: Mapping[str, Mapping]  # roth, sec, simclr -> fields of a run
+    by_dataset: Mapping[str, Mapping] = field(default_factory=dict)  # data set -> protocol -> fields that differ there
     by_method: Mapping[str, Mapping] = field(default_factory=dict)  # data set -> method -> fields that differ there
     tuned: str = ""  # asset with what the search on validation classes chose: data set -> method -> fields
     experiments: tuple[str, ...] = ("objectives",)
 
-# %% ../nbs/91_study.ipynb #18d99899
+# %% ../nbs/91_study.ipynb #2bcd47d8
 _ROTH = {"batch_size": 112, "samples_per_class": 2, "steps": 2000, "eval_every": 250, "weight_decay": 4e-4}
 _SEC = {
     "batch_size": 120,
@@ -66,6 +66,16 @@ _SEC = {
     "weight_decay": 4e-4,
     "lr": 5e-4,
 }
+_SIMCLR = {
+    "batch_size": 56,
+    "optimizer": "sgd",
+    "steps": 800,
+    "eval_every": 100,
+    "weight_decay": 1e-4,
+    "lr": 3e-3,
+    "lr_decay": 1e-3,
+    "milestones": "cosine",
+}
 _DRILL = {"batch_size": 24, "images_per_class": 4, "steps": 40, "eval_every": 20}
 _GLYPHS = {  # step decay and head rate follow the set whose part is played
     "glyphs_fine": {"sec": {"lr": 1e-3, "head_lr_factor": 2.0, "lr_decay": 0.1, "milestones": "0.625"}},
@@ -75,7 +85,7 @@ _GLYPHS = {  # step decay and head rate follow the set whose part is played
 }
 OWN_DISPLACEMENT = {"margin": 4.0, "proxynca": 4.0, "arcface": 4.0}  # loss -> its own learning rate times steps
 
-# %% ../nbs/91_study.ipynb #4e6b8f45
+# %% ../nbs/91_study.ipynb #96d0ecd2
 _PAPER = {
     "fold": -1,
     "model": "resnet50",
@@ -134,6 +144,24 @@ _PAPER_SETS = {  # steps = epochs x floor(training images / 112)
             "weight_decay": 1e-5,
         },
     },
+    "cifar10": {"simclr": {"steps": 150 * 195, "eval_every": 10 * 195}},
+}
+
+# %% ../nbs/91_study.ipynb #3cf8af57
+_PAPER_SIMCLR = {
+    "fold": -1,
+    "model": "resnet50_cifar",
+    "weights": "none",
+    "train_stem": True,
+    "freeze_bn": False,
+    "embed_dim": 128,
+    "batch_size": 256,
+    "transform": "simclr",
+    "optimizer": "sgd",
+    "lr": 0.5,
+    "lr_decay": 1e-3,
+    "milestones": "cosine",
+    "weight_decay": 1e-4,
 }
 
 # %% ../nbs/91_study.ipynb #acc4d067
@@ -164,7 +192,7 @@ for _dataset, _rates in _PAPER_RATES.items():
         for _name in _names:
             _PAPER_ROWS[_dataset][_name] = {**_PAPER_ROWS[_dataset].get(_name, {}), **_fields}
 
-# %% ../nbs/91_study.ipynb #7b1f9b32
+# %% ../nbs/91_study.ipynb #d15882ec
 PROFILES = {
     "drill": Profile(
         "runs of a second, to try out a batch",
@@ -178,8 +206,15 @@ PROFILES = {
         "a few short runs of every kind: does it work?",
         ("glyphs_fine",),
         (0,),
-        ("ImageNet", "Contrastive (D)", "R-Contrastive (D)", "Margin (D, beta=1.2)", "Softmax", "SHT", "SHT + SEC"),
-        {"roth": {**_ROTH, "steps": 200, "eval_every": 50}, "sec": {**_SEC, "steps": 120, "eval_every": 30}},
+        ("ImageNet", "Contrastive (D)", "R-Contrastive (D)", "Margin (D, beta=1.2)", "Softmax", "SHT", "SHT + SEC")
+        + ("SimCLR + SEC",),
+        {
+            "roth": {**_ROTH, "steps": 200, "eval_every": 50},
+            **{
+                name: {**fields, "steps": 120, "eval_every": 30}
+                for name, fields in (("sec", _SEC), ("simclr", _SIMCLR))
+            },
+        },
         _GLYPHS,
     ),
     "glyphs": Profile(
@@ -187,7 +222,7 @@ PROFILES = {
         ("glyphs_fine", "glyphs_cross", "glyphs_many"),
         (0, 1, 2),
         ROTH_GLYPHS + SEC_GLYPHS,
-        {"roth": _ROTH, "sec": _SEC},
+        {"roth": _ROTH, "sec": _SEC, "simclr": _SIMCLR},
         _GLYPHS,
         tuned="tuned_glyphs.json",
     ),
@@ -196,22 +231,25 @@ PROFILES = {
         ("glyphs_fine", "glyphs_cross", "glyphs_many", "glyphs_shop"),
         (0, 1, 2, 3, 4),
         ROTH_GLYPHS + SEC_GLYPHS,
-        {"roth": {**_ROTH, "train_stem": True}, "sec": {**_SEC, "train_stem": True}},
+        {
+            name: {**fields, "train_stem": True}
+            for name, fields in (("roth", _ROTH), ("sec", _SEC), ("simclr", _SIMCLR))
+        },
         _GLYPHS,
         tuned="tuned_glyphs.json",
     ),
     "paper": Profile(
         "the papers' protocols on the papers' data, for GPUs",
-        ("cub200", "cars196", "sop", "inshop"),
+        ("cub200", "cars196", "sop", "inshop", "cifar10"),
         (0, 1, 2, 3, 4),
         (),
-        {"roth": _PAPER, "sec": _PAPER_SEC},
+        {"roth": _PAPER, "sec": _PAPER_SEC, "simclr": _PAPER_SIMCLR},
         _PAPER_SETS,
         _PAPER_ROWS,
     ),
 }
 
-# %% ../nbs/91_study.ipynb #29fcadd7
+# %% ../nbs/91_study.ipynb #f90ca1af
 def tuned(
     profile: Profile,
 ) -> dict:  # data set -> method -> fields of a run
@@ -235,9 +273,10 @@ def run_of(
     if not p.methods and row.protocol not in p.by_dataset[dataset]:
         raise ValueError(f"the paper of {method} has no protocol for {dataset}")
     fields = {
-        **p.protocols[row.protocol],
+        **lookup(f"protocol of profile {profile!r} for {method}:", row.protocol, p.protocols),
         **p.by_dataset.get(dataset, {}).get(row.protocol, {}),
         "samples_per_class": row.samples_per_class,
+        "sampler": row.sampler,
         **p.by_method.get(dataset, {}).get(method, {}),
         **tuned(p).get(dataset, {}).get(method, {}),
         **more,
@@ -249,7 +288,7 @@ def run_of(
         fields["loss_lr"] = OWN_DISPLACEMENT[row.loss] / steps if row.loss in OWN_DISPLACEMENT else lr
     return make_run(fields, dataset=dataset, method=method, seed=seed)
 
-# %% ../nbs/91_study.ipynb #f6f10d08
+# %% ../nbs/91_study.ipynb #2ecc82a3
 def methods_of(
     profile: str,
     dataset: str,
@@ -263,7 +302,7 @@ def methods_of(
     protocols = lookup(f"data set of profile {profile!r}", dataset, p.by_dataset)
     table = pd.read_csv(asset("roth2020_methods.csv"))
     printed = {*table.loc[table["dataset"] == dataset, "method"]}
-    wanted = lambda name, row: row.protocol in protocols and (row.protocol == "sec" or name in printed)
+    wanted = lambda name, row: row.protocol in protocols and (row.protocol != "roth" or name in printed)
     return tuple(name for name, row in METHODS.items() if wanted(name, row))
 
 
@@ -276,7 +315,7 @@ def objectives_runs(
     "The methods of a profile on one data set"
     return [run_of(profile, dataset, method, seed) for method in methods or methods_of(profile, dataset)]
 
-# %% ../nbs/91_study.ipynb #349b20a5
+# %% ../nbs/91_study.ipynb #993dd21c
 SEARCH_LR = (7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3)
 SEARCH_SWITCH = (0.01, 0.05, 0.1, 0.2, 0.4)
 SEARCH_SEC_LR = (0.5, 1.0, 2.0, 4.0, 8.0)  # times the protocol's
@@ -295,9 +334,9 @@ def trials(
     row = METHODS[method]
     if row.loss is None:
         return []
-    if row.protocol == "sec":
-        protocol = PROFILES[profile]
-        base = {**protocol.protocols["sec"], **protocol.by_dataset[dataset]["sec"]}["lr"]
+    if row.protocol != "roth":
+        p = PROFILES[profile]
+        base = {**p.protocols[row.protocol], **p.by_dataset[dataset].get(row.protocol, {})}["lr"]
         etas = SEARCH_ETA.get(row.regularizer, (-1.0,))
         return [{"lr": base * factor, "eta": eta} for eta in etas for factor in SEARCH_SEC_LR]
     if row.miner == "rho_distance":

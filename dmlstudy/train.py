@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'OPTIMIZERS', 'LEAST', 'RECALLS', 'NORMS', 'BROKEN', 'precision', 'Network', 'embed_part', 'embed',
-           'param_groups', 'milestone_steps', 'check_run', 'metrics_of', 'measure', 'git_commit', 'device_name',
-           'NonFiniteLoss', 'State', 'start', 'sampler_of', 'Pace', 'train_steps', 'threads', 'as_published', 'fit']
+           'param_groups', 'milestone_steps', 'decay_rates', 'check_run', 'metrics_of', 'measure', 'git_commit',
+           'device_name', 'NonFiniteLoss', 'State', 'start', 'sampler_of', 'Pace', 'train_steps', 'threads',
+           'as_published', 'fit']
 
-# %% ../nbs/80_train.ipynb #a24384d2
+# %% ../nbs/80_train.ipynb #9daa69e6
 import errno
 import functools
 import hashlib
@@ -32,7 +33,7 @@ from tqdm.auto import tqdm
 from .core import Run, generator, lookup, root, versions
 from .data.images import SOURCES, Files, count, verify
 from .data.splits import Split
-from .feeds import Feed, FileFeed, data_of, default_workers, feed_of, in_pieces, lenient, splits_of
+from .feeds import Feed, FileFeed, data_of, default_workers, feed_of, in_pieces, lenient, splits_of, views_of
 from .metrics import evaluate
 from .metrics.space import spectrum
 from .models import EmbeddingNet, make_model
@@ -93,7 +94,7 @@ def _drawing(device: torch.device, seed: int, step: int):
             torch.cuda.default_generators[gpu.index or 0].manual_seed(own)
         yield
 
-# %% ../nbs/80_train.ipynb #4fc5a8a0
+# %% ../nbs/80_train.ipynb #46869ff6
 class Network:
     "A run's network as a function of what its feed gives: precision, memory format and compilation are the run's"
 
@@ -109,7 +110,7 @@ class Network:
             self.format = torch.channels_last
             model.to(memory_format=self.format)
         self.plain = self.call = model.embed_stem if stem else model
-        self.sizes = {run.batch_size, 112, 2048}  # of batches, and of the pieces of files and of what is in memory
+        self.sizes = {run.batch_size * views_of(run), 112, 2048}  # of batches, pieces of files and what is in memory
         if run.compile:
             more = {"recompile_limit": 64} if "recompile_limit" in signature(torch.compile).parameters else {}
             self.call = torch.compile(self.plain, dynamic=False, **more)
@@ -162,7 +163,7 @@ def embed(
     model.train(training)
     return f
 
-# %% ../nbs/80_train.ipynb #705ee74a
+# %% ../nbs/80_train.ipynb #ad64bea6
 OPTIMIZERS = {
     "adam": lambda groups, device: torch.optim.Adam(groups, fused=device.type in ("cpu", "cuda")),
     "adamw": lambda groups, device: torch.optim.AdamW(groups, fused=device.type in ("cpu", "cuda")),
@@ -189,20 +190,41 @@ def param_groups(
                 groups.append({"params": chosen, "lr": lr, "weight_decay": decay})
     return groups + objective.param_groups(run.lr, run.loss_lr)
 
-
+# %% ../nbs/80_train.ipynb #438ac614
 def milestone_steps(
     run: Run,
 ) -> list[int]:  # ascending
-    "The steps before which the learning rates decay"
+    "The steps before which the learning rates decay; none with cosine, which is no step"
+    if run.milestones == "cosine":
+        return []
     try:
         shares = [float(part) for part in run.milestones.split(",") if part]
     except ValueError:
         shares = [math.nan]
     if not all(0 < share <= 1 for share in shares):
-        raise ValueError(f'milestones are fractions of the steps, such as "0.5,0.75"; got {run.milestones!r}')
+        raise ValueError(
+            f'milestones are fractions of the steps, such as "0.5,0.75", or cosine; got {run.milestones!r}'
+        )
     return [round(share * run.steps) for share in shares]
 
 
+def decay_rates(
+    optimizer: torch.optim.Optimizer,  # changed in place
+    run: Run,
+    step: int,  # about to be taken, from 0
+    epoch: int,  # steps in an epoch
+) -> None:
+    "Learning rates of a step, given those of the one before: less at a milestone, or at each epoch along a half cosine"
+    if run.milestones == "cosine" and step % epoch == 0:
+        share = (1 + math.cos(math.pi * step / run.steps)) / 2
+        for group in optimizer.param_groups:
+            first = group.setdefault("initial_lr", group["lr"])
+            group["lr"] = first * (run.lr_decay + (1 - run.lr_decay) * share)
+    elif step in milestone_steps(run):
+        for group in optimizer.param_groups:
+            group["lr"] *= run.lr_decay
+
+# %% ../nbs/80_train.ipynb #bd9f16c2
 LEAST = {  # field of a run -> the smallest number that makes sense
     **dict.fromkeys(("steps", "images_per_class", "lr", "head_lr_factor", "loss_lr", "weight_decay", "lr_decay"), 0),
     **dict.fromkeys(("eval_every", "batch_size", "samples_per_class", "embed_dim"), 1),
@@ -228,6 +250,15 @@ def check_run(
     ):
         lookup(kind, name, known)
     milestone_steps(run)
+    if run.milestones == "cosine" and run.lr_decay >= 1:
+        raise ValueError(
+            f"with cosine the learning rates fall to lr_decay of what they were; got lr_decay={run.lr_decay}"
+        )
+    if views_of(run) > 1 and issubclass(SAMPLERS[run.sampler], EmbeddedSampler):
+        raise ValueError(
+            f"a batch of {run.method} holds several embeddings of an image, the memory bank of {run.sampler!r} one: "
+            "use sampler='shuffle'"
+        )
 
 # %% ../nbs/80_train.ipynb #eab17314
 RECALLS = {  # data set -> k; elsewhere 1, 2, 4, 8
@@ -332,7 +363,7 @@ class State:
         parts = {"model": self.network.model, "objective": self.objective, "optimizer": self.optimizer}
         return {name: part for name, part in parts.items() if part is not None}
 
-# %% ../nbs/80_train.ipynb #5aa02744
+# %% ../nbs/80_train.ipynb #b73c016f
 def start(
     run: Run,
     feed: Feed | FileFeed,
@@ -349,7 +380,7 @@ def start(
     network = Network(run, model, feed.stem)
     if lookup("method", run.method, METHODS).loss is None or run.steps == 0:
         return State(run, network, None, None)
-    chosen = dict(variant=run.variant, p_switch=run.p_switch, eta=run.eta)
+    chosen = dict(variant=run.variant, p_switch=run.p_switch, eta=run.eta, steps=run.steps)
     seed = int.from_bytes(hashlib.sha256(f"{run.seed} proxies".encode()).digest()[:4], "big")
     objective = make_objective(run.method, run.dataset, feed.classes, run.embed_dim, **chosen, seed=seed).to(device)
     groups = param_groups(run, model, objective)
@@ -415,21 +446,18 @@ class Pace:
         self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
         self.since += seconds
 
-# %% ../nbs/80_train.ipynb #d4b52af5
+# %% ../nbs/80_train.ipynb #8dcaa733
 def train_steps(
     state: State,
-    batches: Iterator,  # of indices, inputs and labels, from the state's step on
+    batches: Iterator,  # of indices, inputs and labels from the state's step on, as a feed's `stream`
     sampler,  # gives the batches; its memory bank, if any, is kept up to date
     until: int,  # step to stop before
     pace: Pace | None = None,
 ) -> dict[str, float]:  # mean of each term over these steps
     "Optimiser steps from where the state stands"
     run, from_step, sums, recent, good = state.run, state.step, {}, [], None
-    decays = milestone_steps(run)
     for step in range(state.step, until):
-        if step in decays:
-            for group in state.optimizer.param_groups:
-                group["lr"] *= run.lr_decay
+        decay_rates(state.optimizer, run, step, len(sampler))
         indices, x, labels = next(batches)
         f = state.network(x, step)
         leaf = f.detach().nan_to_num(0.0, 0.0, 0.0).requires_grad_()  # the loss has a precision of its own

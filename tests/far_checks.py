@@ -78,7 +78,7 @@ def by_cpu(make, f, labels):
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.loss])
 def test_methods(far, method, variant):
     """The CPU's value and gradient; and no wait where the whole batch is used, or tuples drawn by distance."""
-    make = lambda: make_objective(method, "cub200", 10, 16, variant)
+    make = lambda: make_objective(method, "cub200", 10, 16, variant, steps=4)
     f, labels = torch.randn(24, 16, generator=generator(1)), torch.arange(8).repeat_interleave(3)
     value, gradient = by_cpu(make, f, labels)
     objective, x, y = make().to(FAR), f.to(FAR).requires_grad_(), labels.to(FAR)
@@ -162,7 +162,10 @@ def test_runs(far, sampler):
     same(there, train.fit(run, device="cpu"))
 
 
-@pytest.mark.parametrize("fields", [{"train_stem": True}, {"method": "Softmax"}, {"optimizer": "sgd"}], ids=str)
+SIMCLR = {"method": "SimCLR + SEC", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 56}
+
+
+@pytest.mark.parametrize("fields", [{"train_stem": True}, {"method": "Softmax"}, {"optimizer": "sgd"}, SIMCLR], ids=str)
 def test_kinds_of_runs(far, fields):
     run = make_run(TINY, **fields)
     same(train.fit(run, device="far"), train.fit(run, device="cpu"))
@@ -207,6 +210,8 @@ STEPS = [
     {"train_stem": True},
     {"method": "Softmax"},
     {"method": "SHT + SEC", "optimizer": "sgd"},
+    {**SIMCLR, "optimizer": "sgd", "milestones": "cosine", "lr_decay": 1e-3, "variant": "published"},
+    {**BIRDS, **SIMCLR, "batch_size": 2},
     {**BIRDS, "pixels": "files"},
     {**BIRDS, "pixels": "device", "precision": "bf16", "channels_last": True},
     {**BIRDS, "model": "bninception"},

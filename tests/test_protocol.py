@@ -41,7 +41,7 @@ def test_every_method_set_and_field_has_a_row():
     specific = TABLE.query("topic == 'methods'").to_dict("records")
     assert {m for row in specific for m in methods(row)} == {n for n, m in METHODS.items() if m.loss}
     data = TABLE.query("topic == 'data' and item == 'classes/images'")
-    assert {*data["datasets"]} == {"cub200", "cars196", "sop", "inshop"}
+    assert {*data["datasets"]} == {"cub200", "cars196", "sop", "inshop", "cifar10"}
     texts = [row[name].replace(".", " ").replace(",", " ") for row in ROWS for name in ("set_in", "read")]
     said = {word for text in texts for word in text.split()}
     apart = {"dataset", "method", "seed"}  # which run it is
@@ -51,7 +51,8 @@ def test_every_method_set_and_field_has_a_row():
 
 
 @pytest.mark.parametrize(
-    ("dataset", "method"), [("cub200", "Margin (D, beta=0.6)"), ("sop", "ProxyNCA"), ("cars196", "T + SEC")]
+    ("dataset", "method"),
+    [("cub200", "Margin (D, beta=0.6)"), ("sop", "ProxyNCA"), ("cars196", "T + SEC"), ("cifar10", "SimCLR")],
 )
 def test_what_is_read_is_what_training_starts_with(dataset, method):
     live = made(dataset, method, "")

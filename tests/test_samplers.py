@@ -20,7 +20,7 @@ from dmlstudy.samplers.embedded import MemoryBank, d2_points, farthest_points, l
 from dmlstudy.samplers.label import ImagesByClass
 from dmlstudy.samplers.matching import distance_histograms, frechet_distances, heights_wasserstein, wasserstein
 
-BY_LABEL = [("spc", {}), ("spc", {"replacement": False}), ("spc_r", {})]
+BY_LABEL = [("spc", {}), ("spc", {"replacement": False}), ("spc_r", {}), ("shuffle", {})]
 BY_EMBEDDING = [(name, {"variant": v}) for name in ("gc", "ddm", "frd", "d2") for v in ("corrected", "published")]
 ALL = BY_LABEL + BY_EMBEDDING
 N, C, B, DIM = 240, 12, 24, 6
@@ -34,7 +34,7 @@ def embeddings(n=N, dim=DIM, seed=0):
 
 
 def make(name, more, **extra):
-    if name in ("spc", "spc_r"):
+    if (name, {}) in BY_LABEL:
         return make_sampler(name, LABELS, B, **more, **extra)
     sampler = make_sampler(name, LABELS, B, dim=DIM, **{"big_batch": 96} | more, **extra)
     sampler.bank.fill(embeddings())
@@ -141,14 +141,14 @@ def test_other_process_draws_the_same():
 def test_labels_of_any_value_type_and_order(name, more):
     permuted = torch.randperm(C, generator=generator(0, "names")) * 13 - 20
     names = permuted[LABELS]
-    extra = {} if name.startswith("spc") else {"dim": DIM, "big_batch": 96}
+    extra = {} if (name, {}) in BY_LABEL else {"dim": DIM, "big_batch": 96}
     for labels in (names, names.int(), names.numpy(), names.tolist()):
         sampler = make_sampler(name, labels, B, **more, **extra)
         if sampler.bank is not None:
             sampler.bank.fill(embeddings())
         i = sampler.batch(0, 0)
         assert i.dtype == torch.int64 and i.device.type == "cpu"
-        if name != "spc_r":
+        if name not in ("spc_r", "shuffle"):
             assert torch.equal(names[i[::2]], names[i[1::2]])
 
 
@@ -507,7 +507,7 @@ def test_bank_on_a_gpu(name, more):
 
 
 def test_names():
-    assert list(SAMPLERS) == ["spc", "spc_r", "gc", "ddm", "frd", "d2"]
+    assert list(SAMPLERS) == ["spc", "spc_r", "gc", "ddm", "frd", "d2", "shuffle"]
 
 
 def test_a_bank_takes_arrays_and_nothing_and_refuses_masks():

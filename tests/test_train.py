@@ -1,7 +1,9 @@
 """One run: the same bits again, in another process, after a kill; and errors that say what to do."""
 
+import dataclasses
 import itertools
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -42,8 +44,8 @@ def test_same_run_in_another_process():
 @pytest.mark.parametrize("method", [m for m, row in METHODS.items() if row.loss])
 @pytest.mark.parametrize("variant", ["corrected", "published"])
 def test_every_method_trains(method, variant):
-    spc = METHODS[method].samples_per_class
-    run = make_run(TINY, steps=2, eval_every=2, method=method, variant=variant, samples_per_class=spc, batch_size=60)
+    row, fields = METHODS[method], {"steps": 2, "eval_every": 2, "method": method, "variant": variant, "batch_size": 60}
+    run = make_run(TINY, **fields, samples_per_class=row.samples_per_class, sampler=row.sampler)
     record = fit(run, device="cpu")
     assert record["run"]["method"] == method
     assert record["curves"]["test"]["step"] == [0, 2]
@@ -81,6 +83,76 @@ def test_learning_rates_decay_at_milestones():
     assert [g["lr"] for g in state.optimizer.param_groups][:2] == [1e-3, 2e-3]
     train_steps(state, batches, sampler, 4)
     assert [g["lr"] for g in state.optimizer.param_groups][:2] == pytest.approx([1e-4, 2e-4])
+
+
+def test_learning_rates_along_a_cosine_go_on_after_a_stop():
+    fields = {
+        "steps": 9,
+        "lr": 0.4,
+        "lr_decay": 1e-3,
+        "head_lr_factor": 2.0,
+        "optimizer": "sgd",
+        "milestones": "cosine",
+    }
+    run = make_run(TINY, method="SimCLR", sampler="shuffle", samples_per_class=1, **fields)
+    feed, device = Feed(run, splits_of(run), torch.device("cpu")), torch.device("cpu")
+    sampler, seen = sampler_of(run, feed.labels["train"]), []
+    sampler.length = 2  # steps in an epoch
+    batches, state = feed.stream(sampler, 0, run.steps), start(run, feed, device)
+    for step in range(run.steps):
+        if step == 5:
+            saved, state = state.state_dict(), start(run, feed, device)
+            state.load_state_dict(saved)
+        train_steps(state, batches, sampler, step + 1)
+        seen.append([g["lr"] for g in state.optimizer.param_groups])
+    share = [(1 + math.cos(math.pi * (step - step % 2) / 9)) / 2 for step in range(9)]
+    expected = [4e-4 + (0.4 - 4e-4) * at for at in share]
+    assert [rates[0] for rates in seen] == pytest.approx(expected) and expected[0] == 0.4
+    assert [rates[1] for rates in seen] == pytest.approx([2 * rate for rate in expected])
+
+
+@pytest.mark.parametrize("train_stem", [False, True])
+def test_simclr_sees_two_views_of_each_image(train_stem):
+    fields = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 24}
+    run = make_run(TINY, train_stem=train_stem, **fields)
+    feed = Feed(run, splits_of(run), torch.device("cpu"))
+    sampler, held, pairs = sampler_of(run, feed.labels["train"]), feed.inputs["train"], set()
+    for indices, x, labels in feed.stream(sampler, 0, 12):
+        assert indices.shape == (24,) and len(x) == len(labels) == 48 and len(indices.unique()) == 24
+        assert torch.equal(labels, indices.repeat_interleave(2))
+        same = (x[:, None] == held[labels]).flatten(2).all(2)  # which of the four views of its image it is
+        assert (same.sum(1) >= 1).all() and not (same[0::2] & same[1::2]).any()
+        pairs |= {tuple(two) for two in same.int().argmax(1).view(-1, 2).tolist()}
+    assert len(pairs) == 12, "all ordered pairs of four views"
+    again = [labels for *_, labels in feed.stream(sampler, 0, 12)]
+    assert all(torch.equal(a, b) for a, (*_, b) in zip(again, feed.stream(sampler, 0, 12), strict=True))
+
+
+def test_simclr_learns_without_labels():
+    """Other labels, the same run; and its first loss is that of a plain loop over both views of each image."""
+    fields = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 24, "steps": 3}
+    run, ways = make_run(TINY, **fields), []
+    for renamed in (False, True):
+        feed = Feed(run, splits_of(run), torch.device("cpu"))
+        if renamed:
+            feed.labels["train"] = feed.labels["train"].flip(0) // 3
+        state, sampler = start(run, feed, torch.device("cpu")), sampler_of(run, feed.labels["train"])
+        indices, x, labels = next(feed.stream(sampler, 0, 1))
+        z = torch.nn.functional.normalize(state.network(x).detach().double())
+        ways.append(train_steps(state, feed.stream(sampler, 0, 1), sampler, 1))
+        by_loop = 0.0
+        for i in range(48):
+            others = [math.exp(float(z[i] @ z[j]) / 0.5) for j in range(48) if j != i]
+            by_loop -= math.log(math.exp(float(z[i] @ z[i ^ 1]) / 0.5) / sum(others)) / 48
+        assert ways[-1]["loss"] == pytest.approx(by_loop, rel=1e-5)
+    assert ways[0] == ways[1]
+
+
+def test_views_that_there_are_not_are_named():
+    run = make_run(TINY, method="SimCLR", sampler="shuffle", samples_per_class=1, train_stem=True)
+    splits = {k: dataclasses.replace(split, images=split.images[:, :1]) for k, split in splits_of(run).items()}
+    with pytest.raises(ValueError, match="SimCLR asks for 2 different views of an image, and glyphs_many holds 1 of"):
+        Feed(run, splits, torch.device("cpu"))
 
 
 def test_frozen_parts_do_not_move():
@@ -331,10 +403,13 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
     [
         *((name, "Margin (D, beta=1.2)") for name in ("spc", "gc", "ddm")),
         *(("spc", name) for name in ("NPair", "Angular", "Quadruplet (D)", "R-Triplet (D)", "Triplet (R)", "ProxyNCA")),
+        ("shuffle", "SimCLR + SEC"),
     ],
 )
 def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
     fields = {"steps": 4, "eval_every": 1, "sampler": sampler, "method": method, "lr": 3e-3, "images_per_class": 10}
+    if method == "SimCLR + SEC":  # its rates and its weight change with the step
+        fields |= {"variant": "published", "optimizer": "sgd", "milestones": "cosine", "lr_decay": 1e-3}
     run = make_run(TINY, dataset="glyphs_fine", **fields)
     assert len(sampler_of(run, splits_of(run)["train"].labels)) == 7
     whole = fit(run, device="cpu")
@@ -370,6 +445,8 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
         ({"method": "Softmax", "p_switch": 0.1}, "Softmax: it has no rho_distance"),
         ({"method": "Triplet (D)", "eta": 0.1}, r"Triplet \(D\): it has no norm regulariser"),
         ({"eta": float("nan")}, "eta must be a number, below 0 for the method's own; got nan"),
+        ({"method": "SimCLR", "sampler": "gc"}, "the memory bank of 'gc' one: use sampler='shuffle'"),
+        ({"milestones": "cosine"}, "with cosine the learning rates fall to lr_decay of what they were"),
         ({"fold": -2}, "fold must be the number of a fold, or -1 for none; got -2"),
     ],
 )

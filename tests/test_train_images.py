@@ -11,10 +11,11 @@ from test_train import on_gpu, steps_without_waiting
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
-from dmlstudy.data.images import load_images, prepare
+from dmlstudy.data.images import load_cifar10, load_images, prepare
 from dmlstudy.data.transforms import padded
 from dmlstudy.models.backbones import make_backbone
 from dmlstudy.samplers import make_sampler
+from dmlstudy.study import run_of
 
 BIRDS = {
     "dataset": "cub200", "fold": -1, "model": "resnet50", "weights": "none", "embed_dim": 8, "method": "Triplet (R)",
@@ -190,6 +191,40 @@ def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
 def test_a_transform_for_images_of_one_size_is_refused_elsewhere(birds, transform):
     with pytest.raises(ValueError, match=f"transform '{transform}' keeps the size of an image"):
         train.fit(make_run(BIRDS, transform=transform), device="cpu", workers=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["corrected", "published"])
+def test_simclr_on_cifar(place, monkeypatch, variant):
+    """The paper's rows on miniature batches of CIFAR-10: the profile's own run, but for its length."""
+    build("cifar10", "python", place)
+    accept(monkeypatch, "cifar10", load_cifar10(place, strict=False))
+    fields = {"batch_size": 6, "steps": 5, "eval_every": 5, "lr": 0.01, "variant": variant}
+    run = run_of("paper", "cifar10", "SimCLR + SEC", 0, **fields)
+    record = train.fit(run, device="cpu", workers=0)
+    assert content(train.fit(run, device="cpu", workers=2)) == content(record)
+    assert set(record["curves"]) == {"train", "test"} and set(record["terms"]) == {"step", "loss", "sec", "total"}
+    feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"))
+    sampler = train.sampler_of(run, feed.labels["train"])
+    indices, x, labels = next(iter(feed.stream(sampler, 0, 1)))
+    assert x.shape == (12, 3, 32, 32) and torch.equal(labels, indices.repeat_interleave(2))
+    assert not any(torch.equal(x[2 * i], x[2 * i + 1]) for i in range(6))
+
+
+@pytest.mark.parametrize("pixels", ["files", "decoded", "device"])
+def test_two_views_of_images_on_disk(birds, pixels):
+    if pixels != "files":
+        prepare("cub200", decoded=True)
+    fields = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 3, "pixels": pixels}
+    run = make_run(BIRDS, **fields)
+    feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"))
+    sampler = train.sampler_of(run, feed.labels["train"])
+    seen = list(feed.stream(sampler, 0, 2))
+    for indices, x, labels in seen:
+        assert x.shape == (6, 3, 224, 224) and labels.tolist() == torch.as_tensor(indices).repeat_interleave(2).tolist()
+        assert not any(torch.equal(x[2 * i], x[2 * i + 1]) for i in range(3))
+    (_, x, labels), *_ = feed.stream(sampler, 1, 2)
+    assert torch.equal(x, seen[1][1]) and torch.equal(labels, seen[1][2])
 
 
 def test_weights_that_are_no_numbers_are_named(birds, tmp_path):

@@ -210,10 +210,18 @@ def load_weights(
     module.load_state_dict(state, strict=False)
     return module
 
-# %% ../../nbs/30_models.backbones.ipynb #d85c2e8d
+# %% ../../nbs/30_models.backbones.ipynb #1c933f57
 def _resnet50(pool: str) -> nn.Module:
     net = torchvision.models.resnet50(weights=None)
     net.avgpool, net.dim, net.fc = Pool(pool), net.fc.in_features, nn.Identity()
+    return net
+
+
+def _resnet50_cifar(pool: str) -> nn.Module:
+    net = _resnet50(pool)
+    net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's other layers
+    net.maxpool = nn.Identity()
     return net
 
 
@@ -225,6 +233,7 @@ def _googlenet(pool: str) -> nn.Module:
 
 BACKBONES: dict[str, Callable[[str], nn.Module]] = {  # name -> pooling -> network with random weights
     "resnet50": _resnet50,
+    "resnet50_cifar": _resnet50_cifar,
     "googlenet": _googlenet,
     "bninception": BNInception,
 }
@@ -241,7 +250,7 @@ def seeded(
         torch.default_generator.manual_seed(seed)
         return make()
 
-# %% ../../nbs/30_models.backbones.ipynb #90543832
+# %% ../../nbs/30_models.backbones.ipynb #41ed56e2
 def _timm(name: str, pretrained: bool, pool: str) -> nn.Module:
     if util.find_spec("timm") is None:
         raise ImportError(f"The backbone 'timm:{name}' needs timm, which is not installed: pip install timm.")
@@ -271,6 +280,8 @@ def _bninception_weights(weights: str) -> dict[str, Tensor]:
 def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
     if name == "bninception":
         return _bninception_weights(weights)
+    if name == "resnet50_cifar":
+        lookup(f"set of weights of {name}", weights, ["none", "the path of a file"])
     known = dict(torchvision.models.get_model_weights(name).__members__)
     chosen = lookup(f"set of weights of {name}", "IMAGENET1K_V1" if weights == "imagenet" else weights, known)
     try:
@@ -282,9 +293,9 @@ def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
             "or give its path as weights."
         ) from error
 
-# %% ../../nbs/30_models.backbones.ipynb #dead0e97
+# %% ../../nbs/30_models.backbones.ipynb #9af20a72
 def make_backbone(
-    name: str,  # resnet50, googlenet, bninception, or timm:NAME
+    name: str,  # resnet50, resnet50_cifar, googlenet, bninception, or timm:NAME
     weights: str | Path | None = None,  # imagenet, a torchvision name such as IMAGENET1K_V2, a file, or none
     rng: torch.Generator | None = None,  # for random weights; None: one with seed 0
     pool: str = "avg",  # avg, or double: average plus maximum

@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['SAMPLERS', 'make_sampler']
 
-# %% ../../nbs/29_samplers.ipynb #78246042
+# %% ../../nbs/29_samplers.ipynb #d66a9cbc
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from ..core import lookup
 from .embedded import D2Sampler, GCSampler
-from .label import LabelSampler, SPCRSampler, SPCSampler
+from .label import LabelSampler, ShuffleSampler, SPCRSampler, SPCSampler
 from .matching import DDMSampler, FRDSampler
 
-# %% ../../nbs/29_samplers.ipynb #eb9cbe42
+# %% ../../nbs/29_samplers.ipynb #293e7fe8
 SAMPLERS = {
     "spc": SPCSampler,
     "spc_r": SPCRSampler,
@@ -23,6 +23,7 @@ SAMPLERS = {
     "ddm": DDMSampler,
     "frd": FRDSampler,
     "d2": D2Sampler,
+    "shuffle": ShuffleSampler,
 }
 
 
