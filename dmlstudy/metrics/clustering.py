@@ -60,18 +60,21 @@ def best_of_both(
     second = torch.maximum(torch.maximum(a[2], b[2]), torch.minimum(a[0], b[0]))
     return torch.maximum(a[0], b[0]), torch.where(b[0] > a[0], b[1], a[1]), second
 
-# %% ../../nbs/71_metrics.clustering.ipynb #e4e69b55
+# %% ../../nbs/71_metrics.clustering.ipynb #91bbd063
 def score_gap(
     length: Tensor,  # |x|, (N,)
     best: Tensor,  # largest scores, (N,)
     gallery: Tensor,  # centroids from `score_points`, (K, D + 1)
 ) -> Tensor:  # (N,)
     "Scores further apart than this are in the right order, where one of them is the largest"
-    factor = 2.0**-24 * (1.01 * gallery.shape[1] + 3)
-    square = length.square()
-    radius = ((square / 2 - best + 8 * factor * square).clamp(min=0) / max(0.5 - 2 * factor, 1e-30)).sqrt()
-    far = (length + 1.001 * radius).clamp(max=float((-2 * gallery[:, -1]).amax().sqrt()))
-    return 2.002 * (factor * (length * far + far.square() / 2) + 2.0**-24 * (length + far).square()) + 1e-30
+    factor, eps = 2.0**-24 * (1.01 * gallery.shape[1] + 3), 2.0**-24
+    square, reach = length.square(), (-2 * gallery[:, -1]).amax().sqrt()
+    radius = torch.sub(square, best, alpha=2).add_(square, alpha=16 * factor).clamp_(min=0)  # twice its square
+    radius = radius.div_(max(1 - 4 * factor, 1e-30)).sqrt_()
+    far = torch.minimum(torch.add(length, radius, alpha=1.001, out=radius), reach, out=radius)
+    gap = torch.mul(far, far).mul_(factor / 2 + eps)  # of factor (length far + far^2 / 2) + eps (length + far)^2
+    gap.addcmul_(far, length, value=factor + 2 * eps).add_(square, alpha=eps)
+    return gap.mul_(2.002).add_(1e-30)
 
 # %% ../../nbs/71_metrics.clustering.ipynb #4f781ff8
 def settle_closest(
@@ -158,7 +161,7 @@ class Clustering:
     inertia: float  # mean squared distance of the points to their centroids
     rounds: int  # rounds until nothing moved, or the limit
 
-# %% ../../nbs/71_metrics.clustering.ipynb #6de0c8c8
+# %% ../../nbs/71_metrics.clustering.ipynb #b093e446
 def kmeans(
     points: Tensor,  # (N, D) float32
     k: int,  # clusters, at most N
@@ -175,13 +178,15 @@ def kmeans(
         raise ValueError(f"k-means needs between 1 and {n} clusters for {n} points; got {k}")
     find = lookup("backend", backend, {"auto": closest, "torch": closest, "faiss": _closest_faiss})
     centre = steady_centre(points)
-    x = points.new_ones(n, d + 1)
-    x[:, :d] = points - centre.float()
+    x = points.new_empty(n, d + 1)
+    torch.sub(points, centre.float(), out=x[:, :d])
+    x[:, d] = 1
     start = torch.randperm(n, generator=generator(seed, "kmeans", restart))[:k].to(x.device)
     centroids, scores, clusters, before = x[start, :d], None, None, None
     total = torch.zeros(k, d, dtype=torch.float64, device=x.device)
     moved = torch.ones(k, dtype=torch.bool, device=x.device)
-    rows, width = 1024 if x.device.type == "cpu" else 8192, min(k, 8192)
+    width = min(k, 8192)
+    rows = max(1024, 2**18 // width) if x.device.type == "cpu" else 8192  # a tile that stays in the cache
     tile = x.new_empty(min(rows, n, max(1, budget // (4 * width))) * width)
     zero = torch.zeros(d, dtype=torch.float64, device=x.device)
     length = torch.linalg.vector_norm(x[:, :d], dim=1)
@@ -230,7 +235,7 @@ def add_up(
     for points, index in blocks:
         total.index_add_(0, index, points.double())
 
-# %% ../../nbs/71_metrics.clustering.ipynb #a7f7dafb
+# %% ../../nbs/71_metrics.clustering.ipynb #71efe2da
 def update(
     total: Tensor,  # sums of the clusters, (K, D) float64
     clusters: Tensor,  # cluster of each point, (N,)
@@ -240,6 +245,8 @@ def update(
     size = torch.bincount(clusters, minlength=len(total))
     new = (total / size.clamp(min=1)[:, None]).float()
     empty = (size == 0).nonzero().flatten()
+    if not len(empty):
+        return new
     donors = size.argsort(descending=True, stable=True)[: len(empty)]
     donors = donors[size[donors] > 1]
     empty = empty[: len(donors)]
