@@ -9,7 +9,7 @@ __all__ = ['BEAT', 'STALE', 'POLL', 'START_UP', 'OFF', 'test_clock', 'this_host'
            'typical', 'shards', 'local_workers', 'default_workers', 'cores', 'run_batch', 'look', 'clock', 'label',
            'Progress', 'failure_table', 'plan_file', 'standing', 'state_of', 'gather']
 
-# %% ../nbs/96_batch.ipynb #b0a084f9
+# %% ../nbs/96_batch.ipynb #90b0807c
 import importlib
 import json
 import math
@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .core import Run, root
+from .core import Run, root, write_atomically
 from dmlstudy.records import (
     LENIENT,
     StaleRecord,
@@ -41,7 +41,6 @@ from dmlstudy.records import (
     run_folder,
     save_record,
     sound_batch,
-    write_atomically,
 )
 from .study import Job, jobs_of
 

@@ -173,15 +173,15 @@ def dry_run(
         print(f"{off} of these are {OFF}")
     return 0
 
-# %% ../nbs/98_cli.ipynb #8f3b8cf7
+# %% ../nbs/98_cli.ipynb #ff4ade17
 def search(args: argparse.Namespace) -> int:  # exit status
     "Choose learning rates and weights on validation classes, and write what was chosen"
     import json
 
     from dmlstudy.batch import gather, run_batch
-    from dmlstudy.core import asset
+    from dmlstudy.core import asset, write_atomically
     from dmlstudy.objectives import METHODS
-    from dmlstudy.records import write_atomically, write_batch
+    from dmlstudy.records import write_batch
     from dmlstudy.study import choose
 
     profile, began, failures = lookup("profile", args.profile, PROFILES), time.perf_counter(), []

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PAGE', 'plain_math', 'html', 'stems', 'paper_notebooks', 'entry', 'provenance', 'write_report', 'collect', 'show']
 
-# %% ../nbs/97_report.ipynb #76eb5bd0
+# %% ../nbs/97_report.ipynb #b6ce263e
 import base64
 import json
 import re
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .batch import OFF, Failure, clock, cores, execute_copy, gather, notebooks, what_broke
-from .core import lookup, make_run
+from .core import lookup, make_run, write_atomically
 from dmlstudy.records import (
     accepted,
     lenient_note,
@@ -27,7 +27,6 @@ from dmlstudy.records import (
     shown,
     sound_batch,
     tidy,
-    write_atomically,
     write_batch,
 )
 from .study import PROFILES, Job, jobs_of

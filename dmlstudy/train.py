@@ -8,21 +8,19 @@ __all__ = ['PRECISIONS', 'OPTIMIZERS', 'LEAST', 'RECALLS', 'NORMS', 'BROKEN', 'p
            'device_name', 'NonFiniteLoss', 'State', 'start', 'sampler_of', 'Pace', 'train_steps', 'threads',
            'as_published', 'fit']
 
-# %% ../nbs/80_train.ipynb #9daa69e6
-import errno
+# %% ../nbs/80_train.ipynb #ca547923
 import functools
 import hashlib
 import math
-import shutil
 import subprocess
 import tempfile
 import time
-import uuid
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from inspect import signature
 from pathlib import Path
 
@@ -30,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from .core import Run, generator, lookup, root, versions
+from .core import Run, generator, lookup, root, versions, write_atomically
 from .data.images import SOURCES, Files, count, verify
 from .data.splits import Split
 from .feeds import Feed, FileFeed, data_of, default_workers, feed_of, in_pieces, lenient, splits_of, views_of
@@ -499,7 +497,7 @@ def _complaint(run: Run, step: int, indices: Tensor, terms: Mapping[str, Tensor]
         f"A smaller lr than {run.lr} may help. Training images of the batch: {indices.tolist()}"
     )
 
-# %% ../nbs/80_train.ipynb #45bfaa0c
+# %% ../nbs/80_train.ipynb #83663b83
 @contextmanager
 def threads(
     n: int | None,  # None: leave as it is
@@ -514,6 +512,14 @@ def threads(
         torch.set_num_threads(before)
 
 
+def _weights_hash(run: Run) -> dict[str, str]:
+    "The SHA-256 of the run's weight file, if it has one"
+    if not (file := Path(run.weights).expanduser()).is_file():
+        return {}
+    with open(file, "rb") as content:
+        return {"weights": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
 def _material(run: Run, feed: Feed | FileFeed) -> dict[str, int | str]:
     "What a run is made from: how many images each split has, a hash of their names and sizes, one of the weight file"
     held = {part: len(labels) for part, labels in feed.labels.items()}
@@ -522,35 +528,14 @@ def _material(run: Run, feed: Feed | FileFeed) -> dict[str, int | str]:
             sizes = ((name, split.images.folder / name) for name in split.images.paths)
             listed = "\n".join(f"{name}\0{file.stat().st_size if file.is_file() else None}" for name, file in sizes)
             held[f"files of {part}"] = hashlib.sha256(listed.encode()).hexdigest()
-    if (file := Path(run.weights).expanduser()).is_file():
-        with open(file, "rb") as content:
-            digest = hashlib.sha256()
-            while chunk := content.read(2**20):
-                digest.update(chunk)
-        held["weights"] = digest.hexdigest()
-    return held
-
-
-def _write(value: dict, file: Path) -> None:
-    "Save in one step; what cannot be written leaves what was there as it was"
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        torch.save(value, temporary)
-        temporary.replace(file)
-    except (OSError, RuntimeError) as error:  # PyTorch has words of its own for a full disk
-        full = shutil.disk_usage(file.parent).free < 2**20 or getattr(error, "errno", None) == errno.ENOSPC
-        why = "its disk is full" if full else str(error).splitlines()[0]
-        raise OSError(getattr(error, "errno", None) or errno.EIO, f"{file} could not be written: {why}") from error
-    finally:
-        with suppress(OSError):  # on a disk for reading only, even of what is not there
-            temporary.unlink(missing_ok=True)
+    return held | _weights_hash(run)
 
 
 def _checkpoint(file: Path, state: State, material: dict, sampler, curves: dict, terms: dict) -> None:
     parts = {"state": state.state_dict(), "material": material}
     parts["sampler"] = sampler.state_dict(state.step)  # a memory bank and its plan, too
     try:
-        _write({**parts, "curves": curves, "terms": terms}, file)
+        write_atomically(file, partial(torch.save, {**parts, "curves": curves, "terms": terms}))
     except OSError as error:
         warnings.warn(f"{error}. The run goes on without this checkpoint", stacklevel=2)
 
@@ -578,7 +563,7 @@ def _go_on(saved: dict, state: State, sampler) -> tuple[dict, dict]:
     sampler.load_state_dict(saved["sampler"])
     return saved["curves"], saved["terms"]
 
-# %% ../nbs/80_train.ipynb #6cf40ea8
+# %% ../nbs/80_train.ipynb #c4f9927f
 BROKEN = "broken.pt"  # the state of a run whose loss became infinite or no number
 
 
@@ -587,7 +572,7 @@ def _kept(folder: Path | None, state: State) -> str:
     if folder is None:
         return ""
     try:
-        _write(state.state_dict(), folder / BROKEN)
+        write_atomically(folder / BROKEN, partial(torch.save, state.state_dict()))
     except OSError as error:
         return f". The state is lost: {error}"
     return f". The state is kept in {folder / BROKEN}"
@@ -638,7 +623,7 @@ def _train(
         pace.measured(measured, time.perf_counter() - asked)
         evaluated(until, measured)
 
-# %% ../nbs/80_train.ipynb #84ea40f8
+# %% ../nbs/80_train.ipynb #6216cb4e
 def fit(
     run: Run,
     device: torch.device | str | None = None,  # None: a GPU if there is one
@@ -669,7 +654,7 @@ def fit(
             feed = feed_of(run, splits, device, workers)
             sampler = sampler_of(run, feed.labels["train"].cpu()) if state.objective else None
         file = folder / "checkpoint.pt" if folder else None
-        material = _material(run, feed) if file or run.weights != "none" else {}
+        material = _material(run, feed) if file else _weights_hash(run)
         if file and file.exists() and (saved := _saved(file, state, material)):
             curves, terms = _go_on(saved, state, sampler)
         before, saved_at = state.seconds, time.perf_counter()
@@ -699,7 +684,7 @@ def fit(
         }
     if folder:
         try:
-            _write(state.network.model.state_dict(), folder / "weights.pt")
+            write_atomically(folder / "weights.pt", partial(torch.save, state.network.model.state_dict()))
             for left in ("checkpoint.pt", BROKEN):
                 (folder / left).unlink(missing_ok=True)
         except OSError as error:

@@ -21,7 +21,7 @@ import torch
 from disks import small_disk
 
 from dmlstudy import batch, feeds, records, report, train
-from dmlstudy.core import make_run
+from dmlstudy.core import make_run, write_atomically
 from dmlstudy.study import Job, jobs_of, run_of
 from dmlstudy.tables import source_note
 
@@ -276,7 +276,7 @@ def test_stale_record_is_refused_and_half_a_record_redone(study):
 def test_stale_record_in_a_batch(study):
     job = jobs_of("drill", methods=["Softmax"])[0]
     run = job.runs()[0]
-    records.write_atomically(
+    write_atomically(
         records.run_folder(run) / "record.json",
         json.dumps({"key": run.key(), "run": {**asdict(run), "steps": 7}, "curves": {}}) + "\n",
     )
@@ -309,7 +309,7 @@ def test_a_worker_is_as_lenient_as_the_batch_it_works_for(study, monkeypatch):
     job = Job("objectives", "drill", "glyphs_fine", 0, "Softmax")
     monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")  # of an earlier batch
     monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "0")
-    records.write_atomically(records.outputs() / "batches/b.stop", "")  # nothing is to be executed
+    write_atomically(records.outputs() / "batches/b.stop", "")  # nothing is to be executed
     assert batch.execute(job, str(study.folder), "b", ["skip_unreadable"]) == []
     assert records.asked_for() == ["skip_unreadable"]
 
@@ -358,7 +358,7 @@ def test_a_damaged_file_of_records_is_named_and_written_anew(study, undisturbed)
 def test_what_is_no_record_is_trained_again_or_refused(study, text):
     run = small()
     file = records.run_folder(run) / "record.json"
-    records.write_atomically(file, text.encode("latin-1"))
+    write_atomically(file, text.encode("latin-1"))
     batch.note(run, "begun")
     with open(file.with_name("journal.jsonl"), "ab") as journal:
         journal.write(b'5\nnull\n{"event": "failed"}\n\xff\n')
@@ -372,7 +372,7 @@ def test_what_is_no_record_is_trained_again_or_refused(study, text):
 
 
 def test_a_damaged_plan_is_named(study):
-    records.write_atomically(batch.plan_file("drill"), "[1]\n")
+    write_atomically(batch.plan_file("drill"), "[1]\n")
     status, told = study.call("status")
     assert status == 2 and f"dmlstudy: {batch.plan_file('drill')} is no plan" in told
 
@@ -538,7 +538,7 @@ def test_status_of_ten_thousand_records_is_fast(study):
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(record if i != 7 else record[:99])
         runs[folder.name] = ["objectives", "glyphs_fine", "Softmax", i]
-    records.write_atomically(batch.plan_file("glyphs"), json.dumps({"profile": "glyphs", "runs": runs}))
+    write_atomically(batch.plan_file("glyphs"), json.dumps({"profile": "glyphs", "runs": runs}))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     status, told = study.call("status")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dmlstudy import cli
-from dmlstudy.core import generator
+from dmlstudy.core import generator, write_atomically
 from dmlstudy.data import images as module
 from dmlstudy.data.images import (
     IMAGE_SETS,
@@ -47,7 +47,6 @@ from dmlstudy.data.images import (
     unpack,
     unreadable,
     verify,
-    write_atomically,
     write_decoded,
 )
 from dmlstudy.data.splits import Split

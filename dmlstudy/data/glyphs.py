@@ -8,12 +8,11 @@ __all__ = ['FACES', 'SANS', 'PROBES', 'SCRIPTS', 'LOOK_ALIKE', 'SIDE', 'JITTER',
            'derive_classes', 'pretraining_characters', 'class_lists', 'bitmap', 'warp', 'affine_maps', 'Jitter',
            'random_stream', 'render', 'views', 'Recipe', 'render_set', 'checksum', 'load_parts', 'load_glyphs']
 
-# %% ../../nbs/10_data.glyphs.ipynb #8dfc8bb2
+# %% ../../nbs/10_data.glyphs.ipynb #cac4ff71
 import functools
 import hashlib
 import json
 import math
-import os
 import unicodedata
 import warnings
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from PIL import Image, ImageDraw, ImageFont
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ..core import asset, cache_dir, lookup
+from ..core import asset, cache_dir, lookup, write_atomically
 from .splits import Data, Split
 
 # %% ../../nbs/10_data.glyphs.ipynb #6fc861fb
@@ -395,7 +394,7 @@ def checksum(
         sha.update(name.encode() + np.ascontiguousarray(parts[name]).tobytes())
     return sha.hexdigest()[:16]
 
-# %% ../../nbs/10_data.glyphs.ipynb #d12638f0
+# %% ../../nbs/10_data.glyphs.ipynb #7d5524a3
 def _cached(file: Path, name: str) -> dict | None:
     try:
         parts = load_file(file)
@@ -418,10 +417,7 @@ def load_parts(
     if found != CHECKSUMS.get(name, found):
         note = f"{name} is drawn with checksum {found}, not {CHECKSUMS[name]}: another Pillow or matplotlib "
         warnings.warn(note + "drew it. Results will differ a little from the committed ones.", stacklevel=2)
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{name}-{os.getpid()}.tmp"
-    save_file(parts, temporary)
-    temporary.replace(folder / f"{name}-{found}.safetensors")
+    write_atomically(folder / f"{name}-{found}.safetensors", functools.partial(save_file, parts))
     return parts
 
 # %% ../../nbs/10_data.glyphs.ipynb #2625e6f4

@@ -8,10 +8,10 @@ __all__ = ['SOURCES', 'SUFFIXES', 'CIFAR_PARTS', 'LAYOUTS', 'IN_SHOP', 'FOLDERS'
            'table', 'read_class_folders', 'numbered', 'read_cub_lists', 'read_mat', 'car_names', 'car_rows',
            'read_car_lists', 'read_car_devkit', 'car_order', 'read_car_folders', 'read_sop', 'read_inshop',
            'read_cifar', 'Place', 'data_dir', 'find', 'load_images', 'count', 'load_cifar10', 'lenient', 'unreadable',
-           'fingerprint', 'write_atomically', 'verify', 'Report', 'check', 'short_side', 'decoded_path',
-           'write_decoded', 'Decoded', 'unpack', 'checksums', 'download', 'prepare']
+           'fingerprint', 'verify', 'Report', 'check', 'short_side', 'decoded_path', 'write_decoded', 'Decoded',
+           'unpack', 'checksums', 'download', 'prepare']
 
-# %% ../../nbs/11_data.images.ipynb #796fb6e5
+# %% ../../nbs/11_data.images.ipynb #4498e308
 import codecs
 import errno
 import hashlib
@@ -25,7 +25,6 @@ import shutil
 import tarfile
 import tempfile
 import time
-import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +40,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from ..core import cache_dir, lookup, root
+from ..core import cache_dir, lookup, root, write_atomically
 from .splits import Data, Split
 
 # %% ../../nbs/11_data.images.ipynb #91542d6d
@@ -600,21 +599,7 @@ def fingerprint(
             digest.update(f"{path}\0absent\n".encode())
     return digest.hexdigest()
 
-# %% ../../nbs/11_data.images.ipynb #e20dab59
-def write_atomically(
-    path: Path,  # the file; its folder is made
-    content: str | bytes,  # the whole content
-) -> None:
-    "A file is either there in full or not at all"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may read it, as the umask says
-    try:
-        half.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(half, path)
-    finally:
-        half.unlink(missing_ok=True)
-
-
+# %% ../../nbs/11_data.images.ipynb #b80dccf6
 def verify(
     split: Split,  # as loaded
     skip: bool = False,  # leave unreadable images out instead of stopping
