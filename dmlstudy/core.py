@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # torch is imported where it is used, so that what only reads records starts at once
     import torch
 
-# %% ../nbs/00_core.ipynb #ca29b429
+# %% ../nbs/00_core.ipynb #170d77a9
 @dataclass(frozen=True)
 class Run:
     "Everything that decides the outcome of one training run, flat, with the protocol's defaults"
@@ -63,7 +63,7 @@ class Run:
     weight_decay: float = 4e-4  # coupled decay of the network's weights, none on the loss's parameters
     decay_bn: bool = True  # the decay acts on the affine part of batch normalisation too
     steps: int = 2000  # optimiser steps
-    lr_decay: float = 1.0  # factor on all learning rates at each milestone; with cosine, at the end
+    lr_decay: float = 1.0  # factor on all learning rates at each milestone; with cosine, in the end
     precision: str = "float32"  # of the network: float32 (as published), tf32 or bf16; losses are always float32
     channels_last: bool = False  # memory format of images and convolutions: faster on tensor cores
     compile: bool = False  # the network through torch.compile: faster after a minute of compilation
@@ -98,7 +98,15 @@ def make_run(
             )
     return Run(**given)
 
-# %% ../nbs/00_core.ipynb #84588cc0
+# %% ../nbs/00_core.ipynb #287a5042
+def _likeness(wanted: str, name: str) -> float:  # 0 to 1
+    "How much a name is like another, or begins or ends like it"
+    like = lambda part: difflib.SequenceMatcher(None, wanted, part).ratio()
+    n = len(wanted)
+    parts = [p for p in (like(name[: n + 1]), like(name[-n:])) if n > 2 and p >= 0.75]
+    return max([like(name), *parts])
+
+
 def lookup(
     kind: str,  # what the name chooses, in the singular: "loss", "data set"
     name: str,  # what the user gave
@@ -107,9 +115,8 @@ def lookup(
     "Find a name, or say which names would do"
     if name in known:
         return known[name] if isinstance(known, Mapping) else name
-    names, wanted = [str(k) for k in known], str(name).lower()
-    like = lambda n: difflib.SequenceMatcher(None, wanted, n).ratio()
-    score = {n: max(like(n.lower()), like(n.lower()[: len(wanted) + 1])) for n in names}  # or a name that begins so
+    names, wanted = [str(k) for k in known], str(name).lower()[:100]
+    score = {n: _likeness(wanted, n.lower()) for n in names}
     least = max(0.5, max(score.values(), default=0) - 0.15)
     near = [n for n in sorted(names, key=score.get, reverse=True) if score[n] >= least][:3]
     hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""

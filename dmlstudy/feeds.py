@@ -266,7 +266,7 @@ class BatchFeed(FileFeed):
         for pixels, sizes, *_ in self.load(Pixels, part, collate_fn=pad_pixels, batch_size=size):
             yield self.transform[False](self.put(pixels), sizes)
 
-# %% ../nbs/68_feeds.ipynb #24a806a8
+# %% ../nbs/68_feeds.ipynb #8aef5b75
 def default_workers() -> int:
     "Processes that read for one run: its share of the cores that this process may use, at most 8"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -291,6 +291,6 @@ def feed_of(
     whole = not embedded and not lookup("transform", run.transform, TRANSFORMS)["test"]
     if whole and run.dataset != "cifar10" and run.pixels != "device":
         raise ValueError(f"transform {run.transform!r} keeps the size of an image, and is for cifar10 alone")
-    if embedded and run.pixels != "files":
+    if run.pixels != "files" and (embedded or run.dataset == "cifar10"):
         raise ValueError(f"{run.dataset} is held in memory: leave pixels at 'files'; got {run.pixels!r}")
     return Feed(run, splits, device) if embedded else kind(run, splits, device, workers)

@@ -6,7 +6,7 @@
 __all__ = ['CPU', 'VERDICTS', 'one', 'part', 'words', 'default', 'pixels', 'Live', 'Protocol', 'protocol', 'value_of', 'plain',
            'agree', 'made', 'here', 'verdict', 'exists', 'name_of', 'checked', 'told', 'where', 'readable']
 
-# %% ../nbs/95_protocol.ipynb #a974c67b
+# %% ../nbs/95_protocol.ipynb #be777cf2
 import ast
 import dataclasses
 import importlib
@@ -37,7 +37,7 @@ from .records import SELECTIONS, selected, summary
 from .samplers.label import SPCSampler
 from .study import PROFILES, Profile, methods_of, run_of
 from .tables import published
-from .train import metrics_of, milestone_steps, precision, sampler_of, start
+from .train import decay_rates, metrics_of, milestone_steps, precision, sampler_of, start
 
 # %% ../nbs/95_protocol.ipynb #3ce28b43
 def one(
@@ -153,7 +153,7 @@ class Live:
 
 CPU, _GROUP = torch.device("cpu"), {"lr": "lr", "decay": "weight_decay"}
 
-# %% ../nbs/95_protocol.ipynb #1110725f
+# %% ../nbs/95_protocol.ipynb #6ca6b302
 class Protocol(Live):
     "A run's protocol in the words of the papers"
 
@@ -183,6 +183,16 @@ class Protocol(Live):
         "Learning rates"
         at = "cosine" if self.run.milestones == "cosine" else ", ".join(map(str, self.milestones))
         return f"{self.head.lr:g} / {self.body.lr:g} / " + (f"{self.run.lr_decay:g} @ {at}" if at else "constant")
+
+    @property
+    def falls(self) -> str:  # never, milestone, step
+        "How often learning rates fall"
+        if self.run.lr_decay == 1 or not self.run.milestones:
+            return "never"
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        for step in (0, 1):
+            decay_rates(optimizer, self.run, step)
+        return "step" if optimizer.param_groups[0]["lr"] < 1 else "milestone"
 
     @property
     def rows(self) -> int:

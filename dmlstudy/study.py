@@ -249,7 +249,7 @@ PROFILES = {
     ),
 }
 
-# %% ../nbs/91_study.ipynb #f90ca1af
+# %% ../nbs/91_study.ipynb #c4bb2218
 def tuned(
     profile: Profile,
 ) -> dict:  # data set -> method -> fields of a run
@@ -273,7 +273,7 @@ def run_of(
     if not p.methods and row.protocol not in p.by_dataset[dataset]:
         raise ValueError(f"the paper of {method} has no protocol for {dataset}")
     fields = {
-        **lookup(f"protocol of profile {profile!r} for {method}:", row.protocol, p.protocols),
+        **lookup(f"protocol of profile {profile!r} for {method},", row.protocol, p.protocols),
         **p.by_dataset.get(dataset, {}).get(row.protocol, {}),
         "samples_per_class": row.samples_per_class,
         "sampler": row.sampler,
@@ -315,7 +315,7 @@ def objectives_runs(
     "The methods of a profile on one data set"
     return [run_of(profile, dataset, method, seed) for method in methods or methods_of(profile, dataset)]
 
-# %% ../nbs/91_study.ipynb #993dd21c
+# %% ../nbs/91_study.ipynb #beab7038
 SEARCH_LR = (7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3)
 SEARCH_SWITCH = (0.01, 0.05, 0.1, 0.2, 0.4)
 SEARCH_SEC_LR = (0.5, 1.0, 2.0, 4.0, 8.0)  # times the protocol's
@@ -336,7 +336,8 @@ def trials(
         return []
     if row.protocol != "roth":
         p = PROFILES[profile]
-        base = {**p.protocols[row.protocol], **p.by_dataset[dataset].get(row.protocol, {})}["lr"]
+        known = lookup(f"protocol of profile {profile!r} for {method},", row.protocol, p.protocols)
+        base = {**known, **p.by_dataset[dataset].get(row.protocol, {})}["lr"]
         etas = SEARCH_ETA.get(row.regularizer, (-1.0,))
         return [{"lr": base * factor, "eta": eta} for eta in etas for factor in SEARCH_SEC_LR]
     if row.miner == "rho_distance":
@@ -407,7 +408,7 @@ def runs_of(
     chosen = [m.strip() for m in methods.split(";") if m.strip()] if isinstance(methods, str) else list(methods)
     return [*dict.fromkeys(lookup("experiment", experiment, EXPERIMENTS)(profile, dataset, seed, chosen))]
 
-# %% ../nbs/91_study.ipynb #03f5fbd1
+# %% ../nbs/91_study.ipynb #0baf44fb
 @dataclass(frozen=True)
 class Job:
     "One execution of an experiment notebook"
@@ -451,9 +452,20 @@ def jobs_of(
     for kind, (names, known) in given.items():
         for name in names:
             lookup(kind, name, known)
+    chosen = {d: methods if datasets else _with_protocol(p, d, methods) for d in datasets or p.datasets}
+    if methods and not any(chosen.values()):
+        raise ValueError(f"no data set of profile {profile!r} has a protocol for {', '.join(methods)}")
     return [
-        Job(e, profile, d, s, "; ".join(methods))
+        Job(e, profile, d, s, "; ".join(names))
         for e in experiments or p.experiments
         for s in seeds or p.seeds
-        for d in datasets or p.datasets
+        for d, names in chosen.items()
+        if names or not methods
     ]
+
+
+def _with_protocol(p: Profile, dataset: str, methods: Sequence[str]) -> list[str]:
+    "Those of the methods that have a protocol on a data set, where it is the papers' that say which have"
+    from dmlstudy.objectives import METHODS
+
+    return [m for m in methods if p.methods or METHODS[m].protocol in p.by_dataset[dataset]]

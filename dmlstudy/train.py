@@ -188,7 +188,7 @@ def param_groups(
                 groups.append({"params": chosen, "lr": lr, "weight_decay": decay})
     return groups + objective.param_groups(run.lr, run.loss_lr)
 
-# %% ../nbs/80_train.ipynb #438ac614
+# %% ../nbs/80_train.ipynb #00de90de
 def milestone_steps(
     run: Run,
 ) -> list[int]:  # ascending
@@ -210,10 +210,9 @@ def decay_rates(
     optimizer: torch.optim.Optimizer,  # changed in place
     run: Run,
     step: int,  # about to be taken, from 0
-    epoch: int,  # steps in an epoch
 ) -> None:
-    "Learning rates of a step, given those of the one before: less at a milestone, or at each epoch along a half cosine"
-    if run.milestones == "cosine" and step % epoch == 0:
+    "Learning rates of a step, given those of the one before: less at a milestone, or at each step along half a cosine"
+    if run.milestones == "cosine":
         share = (1 + math.cos(math.pi * step / run.steps)) / 2
         for group in optimizer.param_groups:
             first = group.setdefault("initial_lr", group["lr"])
@@ -222,7 +221,7 @@ def decay_rates(
         for group in optimizer.param_groups:
             group["lr"] *= run.lr_decay
 
-# %% ../nbs/80_train.ipynb #bd9f16c2
+# %% ../nbs/80_train.ipynb #d17aa773
 LEAST = {  # field of a run -> the smallest number that makes sense
     **dict.fromkeys(("steps", "images_per_class", "lr", "head_lr_factor", "loss_lr", "weight_decay", "lr_decay"), 0),
     **dict.fromkeys(("eval_every", "batch_size", "samples_per_class", "embed_dim"), 1),
@@ -252,10 +251,10 @@ def check_run(
         raise ValueError(
             f"with cosine the learning rates fall to lr_decay of what they were; got lr_decay={run.lr_decay}"
         )
-    if views_of(run) > 1 and issubclass(SAMPLERS[run.sampler], EmbeddedSampler):
+    if views_of(run) > 1 and (run.sampler != "shuffle" or run.batch_size < 2):
         raise ValueError(
-            f"a batch of {run.method} holds several embeddings of an image, the memory bank of {run.sampler!r} one: "
-            "use sampler='shuffle'"
+            f"a batch of {run.method} holds views of at least 2 images, none twice: use sampler='shuffle'; "
+            f"got {run.sampler!r} and batch_size={run.batch_size}"
         )
 
 # %% ../nbs/80_train.ipynb #eab17314
@@ -444,7 +443,7 @@ class Pace:
         self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
         self.since += seconds
 
-# %% ../nbs/80_train.ipynb #8dcaa733
+# %% ../nbs/80_train.ipynb #a568d34f
 def train_steps(
     state: State,
     batches: Iterator,  # of indices, inputs and labels from the state's step on, as a feed's `stream`
@@ -455,7 +454,7 @@ def train_steps(
     "Optimiser steps from where the state stands"
     run, from_step, sums, recent, good = state.run, state.step, {}, [], None
     for step in range(state.step, until):
-        decay_rates(state.optimizer, run, step, len(sampler))
+        decay_rates(state.optimizer, run, step)
         indices, x, labels = next(batches)
         f = state.network(x, step)
         leaf = f.detach().nan_to_num(0.0, 0.0, 0.0).requires_grad_()  # the loss has a precision of its own

@@ -47,6 +47,30 @@ def test_lookup_lists_what_there_is():
         lookup("letter", "z", ["a", "b"])
 
 
+@pytest.mark.parametrize(
+    ("given", "known", "near"),
+    [
+        ("Margn", ["ImageNet", "Margin (D, beta=0.6)", "Margin (D, beta=1.2)"], "'Margin (D, beta=0.6)' or 'Margin"),
+        ("SEC", ["SimCLR", "SHT + SEC", "Softmax"], "'SHT + SEC'?"),
+        ("cub", ["cars196", "cub200", "sop"], "'cub200'?"),
+        ("dim", ["images_per_class", "embed_dim"], "'embed_dim'?"),
+        ("tripplet", ["triplet", "margin"], "'triplet'?"),
+    ],
+)
+def test_lookup_knows_names_that_begin_or_end_so(given, known, near):
+    with pytest.raises(ValueError) as error:
+        lookup("name", given, known)
+    assert f"Did you mean {near}" in str(error.value)
+
+
+@pytest.mark.parametrize("given", [None, 3, "", "x" * 100_000])
+def test_lookup_of_what_is_no_name(given):
+    with pytest.raises(ValueError, match="There are: 'ImageNet', 'Softmax'"):
+        lookup("name", given, ["ImageNet", "Softmax"])
+    with pytest.raises(ValueError, match="There is no name"):
+        lookup("name", given, [])
+
+
 def test_root_is_what_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     assert root() == tmp_path

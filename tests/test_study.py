@@ -2,9 +2,10 @@
 
 import json
 
+import pandas as pd
 import pytest
 
-from dmlstudy.core import asset, make_run
+from dmlstudy.core import asset, make_run, root
 from dmlstudy.data import DATASETS
 from dmlstudy.objectives import METHODS
 from dmlstudy.records import read_batch, selected, tidy
@@ -104,3 +105,33 @@ def test_selection_is_never_better_than_best_on_test():
     for record in read_batch("glyphs"):
         best, chosen = selected(record, "best_test"), selected(record, "validation")
         assert all(best[m] >= chosen[m] for m in ("recall@1", "map_c", "recall@2"))
+
+
+def test_methods_are_run_where_they_have_a_protocol():
+    """Without a choice of data sets; a chosen one without a protocol is refused."""
+    jobs = jobs_of("paper", seeds=[0], methods=["Softmax", "SHT", "SimCLR"])
+    assert [(job.dataset, job.methods) for job in jobs] == [
+        *((name, "Softmax; SHT") for name in ("cub200", "cars196", "sop")),
+        ("inshop", "SHT"),
+        ("cifar10", "SimCLR"),
+    ]
+    assert {run.method for job in jobs for run in job.runs()} == {"Softmax", "SHT", "SimCLR"}
+    with pytest.raises(ValueError, match="the paper of SHT has no protocol for cifar10"):
+        jobs_of("paper", datasets=["cifar10"], methods=["SHT"])[0].runs()
+    for make in (run_of, trials):
+        with pytest.raises(ValueError, match="no protocol of profile 'drill' for SimCLR"):
+            make("drill", "glyphs_fine", "SimCLR")
+
+
+def test_the_time_of_the_papers_protocols_can_be_told():
+    """The last cell of the training bench, which no other test runs."""
+    cells = json.loads((root() / "nbs/bench/train.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    imports = [line for source in sources for line in source.splitlines() if line.startswith(("import ", "from "))]
+    (estimate,) = [source for source in sources if "SIZES = {" in source]
+    space = {"table": pd.DataFrame({"case": [""]}), "GPU": False, "speeds": (1000,)}
+    exec("\n".join([*imports, estimate]), space)
+    runs = {name: row["runs trained"] for name, row in space["estimate"].items()}
+    everything = [run for job in jobs_of("paper") for run in job.runs() if run.steps and run.dataset != "cifar10"]
+    priced = (runs["Roth et al., Tables 4 to 6"], runs["SEC, main table and tuplet margin loss, 5 seeds"])
+    assert sum(priced) == len(everything) and all(row["1,000 images/s"] for row in space["estimate"].values())

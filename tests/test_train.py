@@ -86,18 +86,11 @@ def test_learning_rates_decay_at_milestones():
 
 
 def test_learning_rates_along_a_cosine_go_on_after_a_stop():
-    fields = {
-        "steps": 9,
-        "lr": 0.4,
-        "lr_decay": 1e-3,
-        "head_lr_factor": 2.0,
-        "optimizer": "sgd",
-        "milestones": "cosine",
-    }
-    run = make_run(TINY, method="SimCLR", sampler="shuffle", samples_per_class=1, **fields)
+    fields = {"steps": 9, "lr": 0.4, "head_lr_factor": 2.0, "lr_decay": 1e-3, "milestones": "cosine"}
+    method = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "optimizer": "sgd"}
+    run = make_run(TINY, **fields, **method)
     feed, device = Feed(run, splits_of(run), torch.device("cpu")), torch.device("cpu")
     sampler, seen = sampler_of(run, feed.labels["train"]), []
-    sampler.length = 2  # steps in an epoch
     batches, state = feed.stream(sampler, 0, run.steps), start(run, feed, device)
     for step in range(run.steps):
         if step == 5:
@@ -105,8 +98,7 @@ def test_learning_rates_along_a_cosine_go_on_after_a_stop():
             state.load_state_dict(saved)
         train_steps(state, batches, sampler, step + 1)
         seen.append([g["lr"] for g in state.optimizer.param_groups])
-    share = [(1 + math.cos(math.pi * (step - step % 2) / 9)) / 2 for step in range(9)]
-    expected = [4e-4 + (0.4 - 4e-4) * at for at in share]
+    expected = [4e-4 + (0.4 - 4e-4) * (1 + math.cos(math.pi * step / 9)) / 2 for step in range(9)]
     assert [rates[0] for rates in seen] == pytest.approx(expected) and expected[0] == 0.4
     assert [rates[1] for rates in seen] == pytest.approx([2 * rate for rate in expected])
 
@@ -445,7 +437,8 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
         ({"method": "Softmax", "p_switch": 0.1}, "Softmax: it has no rho_distance"),
         ({"method": "Triplet (D)", "eta": 0.1}, r"Triplet \(D\): it has no norm regulariser"),
         ({"eta": float("nan")}, "eta must be a number, below 0 for the method's own; got nan"),
-        ({"method": "SimCLR", "sampler": "gc"}, "the memory bank of 'gc' one: use sampler='shuffle'"),
+        ({"method": "SimCLR"}, "views of at least 2 images, none twice: use sampler='shuffle'; got 'spc'"),
+        ({"method": "SimCLR", "sampler": "shuffle", "batch_size": 1}, "at least 2 images.* batch_size=1"),
         ({"milestones": "cosine"}, "with cosine the learning rates fall to lr_decay of what they were"),
         ({"fold": -2}, "fold must be the number of a fold, or -1 for none; got -2"),
     ],

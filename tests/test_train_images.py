@@ -211,6 +211,15 @@ def test_simclr_on_cifar(place, monkeypatch, variant):
     assert not any(torch.equal(x[2 * i], x[2 * i + 1]) for i in range(6))
 
 
+@pytest.mark.parametrize("pixels", ["decoded", "device"])
+def test_cifar_is_held_in_memory(place, monkeypatch, pixels):
+    build("cifar10", "python", place)
+    accept(monkeypatch, "cifar10", load_cifar10(place, strict=False))
+    run = make_run(BIRDS, dataset="cifar10", model="resnet50_cifar", transform="cifar", pixels=pixels)
+    with pytest.raises(ValueError, match="cifar10 is held in memory: leave pixels at 'files'"):
+        train.fit(run, device="cpu")
+
+
 @pytest.mark.parametrize("pixels", ["files", "decoded", "device"])
 def test_two_views_of_images_on_disk(birds, pixels):
     if pixels != "files":

@@ -114,7 +114,7 @@ TRANSFORMS: dict[str, dict[str, tuple]] = {  # name -> train or test -> steps wi
     "cifar": {"train": (_MOST, ("flip",)), "test": ()},
 }
 
-# %% ../../nbs/12_data.transforms.ipynb #229295a4
+# %% ../../nbs/12_data.transforms.ipynb #2cda6333
 @dataclass(frozen=True)
 class Scaling:
     "What is done to RGB pixels in [0, 1]"
@@ -143,7 +143,7 @@ SCALINGS = {
 
 def scaling_of(
     name: str,  # name in TRANSFORMS
-    backbone: str,  # resnet50, googlenet, bninception, timm:NAME
+    backbone: str,  # name in MODELS, or timm:NAME
 ) -> Scaling:
     "The scaling that a backbone's weights want"
     if name in ("cifar", "simclr"):

@@ -210,7 +210,7 @@ class SPCRSampler(LabelSampler):
         partner = torch.randint(len(classes), (1,), generator=g)
         return self.by_class.draw(torch.cat([classes, classes[partner]]), 1, g).flatten()
 
-# %% ../../nbs/20_samplers.label.ipynb #2e810d32
+# %% ../../nbs/20_samplers.label.ipynb #6e2a7f2a
 class ShuffleSampler(LabelSampler):
     "b images at random, whatever their classes, none twice in an epoch"
 
@@ -219,10 +219,10 @@ class ShuffleSampler(LabelSampler):
         labels: Tensor | Sequence[int],  # (N,), integers: the class of each image of the data set; only N matters
         batch_size: int,  # b, images in a batch
         seed: int = 0,
-        samples_per_class: int = 1,  # n; only the divisibility of b by it is asked
+        samples_per_class: int = 1,  # n, not used
         batches: int | None = None,  # batches in an epoch, at most N // b; None: N // b
     ):
-        super().__init__(labels, batch_size, seed, samples_per_class, batches)
+        super().__init__(labels, batch_size, seed, 1, batches)
         self.order = -1, torch.empty(0, dtype=torch.int64)  # of the last epoch asked for
         if len(self) * batch_size > (n := len(self.by_class.images)):
             raise ValueError(f"an epoch without repetition has at most {n // batch_size} batches; got {len(self)}")
