@@ -147,7 +147,7 @@ def asset(
     "A class list, a table of published numbers or weights that the package brings"
     return Path(str(resources.files("dmlstudy"))) / "assets" / name
 
-# %% ../nbs/00_core.ipynb #54617a02
+# %% ../nbs/00_core.ipynb #d4e38eae
 def write_atomically(
     file: Path,  # its folder is made if need be
     content: str | bytes | Callable[[Path], None],  # or what writes it to a path
@@ -166,7 +166,7 @@ def write_atomically(
         if number is None:  # PyTorch has words of its own for a full disk
             number = errno.ENOSPC if shutil.disk_usage(file.parent).free < 2**20 else errno.EIO
         why = "its disk is full" if number == errno.ENOSPC else getattr(error, "strerror", None) or str(error)
-        raise OSError(number, f"{file} could not be written: {why.splitlines()[0]}") from error
+        raise OSError(number, f"could not be written, {why.splitlines()[0]}", str(file)) from error
     finally:
         with suppress(OSError):  # on a disk for reading only, even of what is not there
             temporary.unlink(missing_ok=True)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROTH_GLYPHS', 'SEC_GLYPHS', 'OWN_DISPLACEMENT', 'PROFILES', 'SEARCH_LR', 'SEARCH_SWITCH', 'SEARCH_SEC_LR',
-           'SEARCH_ETA', 'SEARCH_FOLDS', 'SEARCH_SEED', 'EXPERIMENTS', 'Profile', 'tuned', 'run_of', 'methods_of',
-           'objectives_runs', 'trials', 'search_runs', 'scores', 'choose', 'runs_of', 'Job', 'hash_of', 'jobs_of']
+           'SEARCH_ETA', 'SEARCH_FOLDS', 'SEARCH_SEED', 'EXPERIMENTS', 'Profile', 'tuned', 'protocol_fields', 'run_of',
+           'methods_of', 'objectives_runs', 'trials', 'search_runs', 'scores', 'choose', 'runs_of', 'Job', 'hash_of',
+           'jobs_of']
 
 # %% ../nbs/91_study.ipynb #6c38aa73
 import json
@@ -249,13 +250,32 @@ PROFILES = {
     ),
 }
 
-# %% ../nbs/91_study.ipynb #c4bb2218
+# %% ../nbs/91_study.ipynb #51eb3ebf
 def tuned(
     profile: Profile,
 ) -> dict:  # data set -> method -> fields of a run
     "What the search on validation classes chose for a profile"
     file = asset(profile.tuned) if profile.tuned else None
     return json.loads(file.read_text(encoding="utf-8")) if file and file.exists() else {}
+
+
+def protocol_fields(
+    profile: str,  # name in PROFILES
+    dataset: str,  # name in DATASETS
+    method: str,  # name in METHODS
+) -> dict:  # fields of a run, before anything that is the method's own
+    "The protocol of a method's paper on a data set"
+    from dmlstudy.objectives import METHODS
+
+    p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
+    lookup(f"data set of profile {profile!r}", dataset, dict.fromkeys([*p.datasets, *p.by_dataset]))
+    if not p.methods and row.protocol not in p.by_dataset[dataset]:
+        known = ", ".join(d for d, by_protocol in p.by_dataset.items() if row.protocol in by_protocol)
+        raise ValueError(f"the paper of {method} has no protocol for {dataset}, but for {known}")
+    if row.protocol not in p.protocols:
+        known = ", ".join(name for name, other in PROFILES.items() if row.protocol in other.protocols)
+        raise ValueError(f"the profile {profile!r} has no protocol for {method}; these have: {known}")
+    return {**p.protocols[row.protocol], **p.by_dataset.get(dataset, {}).get(row.protocol, {})}
 
 
 def run_of(
@@ -269,12 +289,8 @@ def run_of(
     from dmlstudy.objectives import METHODS
 
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
-    lookup(f"data set of profile {profile!r}", dataset, dict.fromkeys([*p.datasets, *p.by_dataset]))
-    if not p.methods and row.protocol not in p.by_dataset[dataset]:
-        raise ValueError(f"the paper of {method} has no protocol for {dataset}")
     fields = {
-        **lookup(f"protocol of profile {profile!r} for {method},", row.protocol, p.protocols),
-        **p.by_dataset.get(dataset, {}).get(row.protocol, {}),
+        **protocol_fields(profile, dataset, method),
         "samples_per_class": row.samples_per_class,
         "sampler": row.sampler,
         **p.by_method.get(dataset, {}).get(method, {}),
@@ -315,7 +331,7 @@ def objectives_runs(
     "The methods of a profile on one data set"
     return [run_of(profile, dataset, method, seed) for method in methods or methods_of(profile, dataset)]
 
-# %% ../nbs/91_study.ipynb #beab7038
+# %% ../nbs/91_study.ipynb #77cf7c5b
 SEARCH_LR = (7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3)
 SEARCH_SWITCH = (0.01, 0.05, 0.1, 0.2, 0.4)
 SEARCH_SEC_LR = (0.5, 1.0, 2.0, 4.0, 8.0)  # times the protocol's
@@ -335,9 +351,7 @@ def trials(
     if row.loss is None:
         return []
     if row.protocol != "roth":
-        p = PROFILES[profile]
-        known = lookup(f"protocol of profile {profile!r} for {method},", row.protocol, p.protocols)
-        base = {**known, **p.by_dataset[dataset].get(row.protocol, {})}["lr"]
+        base = protocol_fields(profile, dataset, method)["lr"]
         etas = SEARCH_ETA.get(row.regularizer, (-1.0,))
         return [{"lr": base * factor, "eta": eta} for eta in etas for factor in SEARCH_SEC_LR]
     if row.miner == "rho_distance":

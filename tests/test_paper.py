@@ -43,3 +43,11 @@ def test_outputs_stand_beside(path):
         assert len(pd.read_csv(table.with_suffix(".csv"))) > 3
     else:
         assert figure.with_suffix(".png").stat().st_size > 5000 and figure.with_suffix(".pdf").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_show_what_they_made(path):
+    """A reader sees the table or figure without running anything."""
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    kinds = {kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {})}
+    assert cells[-1]["outputs"] and kinds & {"text/markdown", "text/html", "image/png"}
