@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SELECTIONS', 'outputs', 'shown', 'StaleRecord', 'run_folder', 'save_record', 'check_record', 'load_record',
-           'recorded', 'batch_file', 'write_batch', 'DamagedRecords', 'read_batch', 'sound_batch', 'lean', 'selected',
-           'class_hits', 'spectrum_of', 'tidy', 'write_results', 'summary', 'data_note', 'folder_of', 'markdown',
-           'write_table', 'write_figure']
+           'recorded', 'batch_file', 'write_batch', 'DamagedRecords', 'each_record', 'read_batch', 'sound_batch',
+           'lean', 'selected', 'class_hits', 'spectrum_of', 'tidy', 'write_results', 'summary', 'data_note',
+           'folder_of', 'markdown', 'write_table', 'write_figure']
 
 # %% ../nbs/90_records.ipynb #d5a02129
 import functools
@@ -15,7 +15,7 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -165,29 +165,32 @@ class DamagedRecords(ValueError):
     "A file of records with lines that are none, or that contradict each other"
 
 
-def _sound(file: Path) -> tuple[list[dict], list[int]]:
-    "The records of a file, each once, and the numbers of the lines that are none or contradict an earlier one"
-    records: dict[str, dict] = {}
-    damaged = []
-    with open(file, "rb") as lines:
+def _sound(file: Path, damaged: list[int]) -> Iterator[dict]:
+    "The records of a file, each once; numbers of the lines that are none, or contradict an earlier one, are added"
+    places: dict[str, int] = {}
+    with open(file, "rb") as lines, open(file, "rb") as again:
+        start = 0
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                record = _record(line)
-                if record is None or records.setdefault(record["key"], record) != record:
-                    damaged.append(number)
-    return [*records.values()], damaged
+            record, at, start = _record(line), start, start + len(line)
+            if record is None:
+                damaged += [number] if line.strip() else []
+            elif places.setdefault(record["key"], at) == at:
+                yield record
+            else:
+                again.seek(places[record["key"]])
+                damaged += [number] if _record(again.readline()) != record else []
 
 # %% ../nbs/90_records.ipynb #6b44725d
-def read_batch(
+def each_record(
     profile: str,
-) -> list[dict]:  # in the order of the file, which is that of the keys
-    "The records of a profile"
-    file = batch_file(profile)
+) -> Iterator[dict]:  # in the order of the file, which is that of the keys
+    "The records of a profile, one after another; that there are damaged lines is said at the end"
+    file, damaged = batch_file(profile), []
     if not file.is_file():
         raise FileNotFoundError(
             f"there are no records of profile {profile!r} at {file}: make them with dmlstudy run --profile {profile}"
         )
-    records, damaged = _sound(file)
+    yield from _sound(file, damaged)
     if damaged:
         more = f" (and {len(damaged) - 1} more lines)" if len(damaged) > 1 else ""
         raise DamagedRecords(
@@ -195,7 +198,13 @@ def read_batch(
             f"dmlstudy run --profile {profile} writes the file anew, with what is sound and what it finds in "
             f"{outputs() / 'runs'}, and keeps this one beside it"
         )
-    return records
+
+
+def read_batch(
+    profile: str,
+) -> list[dict]:  # in the order of the file, which is that of the keys
+    "The records of a profile"
+    return [*each_record(profile)]
 
 
 def sound_batch(
@@ -205,7 +214,8 @@ def sound_batch(
     "The sound records of a profile, for those who write the file anew or only estimate"
     if not (file := batch_file(profile)).is_file():
         return []
-    records, damaged = _sound(file)
+    damaged: list[int] = []
+    records = [*_sound(file, damaged)]
     if damaged and out:
         aside = file.with_name(f"{file.name}.damaged-{zlib.crc32(file.read_bytes()):08x}")
         write_atomically(aside, file.read_bytes())
@@ -288,13 +298,13 @@ _COLUMNS = ("key", "profile", "dataset", "method", "variant", "setting", "seed",
 
 def tidy(
     profile: str,
-    records: Iterable[Mapping],
+    records: Iterable[Mapping],  # in the order of their keys, as `each_record` gives them
     settings: Mapping[str, str] | None = None,  # key -> what differs from the profile's plain run; None: nothing does
 ) -> pd.DataFrame:  # key, profile, dataset, method, variant, setting, seed, selection, metric, value; sorted
     "All values of all runs under all rules, a value a row"
     names: dict[tuple, int] = {}  # (selection, metric) -> code
     heads, lengths, codes, values = [], [], [], []
-    for r in sorted(records, key=lambda r: r["key"]):
+    for r in records:
         run, before = r["run"], len(values)
         for rule in sorted(SELECTIONS):
             for name, value in sorted(selected(r, rule).items()):
@@ -325,9 +335,16 @@ def write_results(
         else:
             text = np.array([quoted(str(word)) for word in table[name].cat.categories], dtype=object)
             columns.append(text[table[name].cat.codes.to_numpy()] if len(text) else np.array([], dtype=object))
-    lines = [",".join((*_COLUMNS, "value"))]
-    lines += map(",".join, zip(*columns, map("{:.6g}".format, table["value"].tolist()), strict=True))
-    return write_atomically(file, "\n".join(lines) + "\n")
+    columns.append(table["value"].to_numpy())
+
+    def write(path: Path) -> None:
+        with open(path, "w", encoding="utf-8", newline="\n") as out:
+            out.write(",".join((*_COLUMNS, "value")) + "\n")
+            for i in range(0, len(table), 100_000):
+                *words, values = (column[i : i + 100_000] for column in columns)
+                out.writelines(map("{},{},{},{},{},{},{},{},{},{:.6g}\n".format, *words, values.tolist()))
+
+    return write_atomically(file, write)
 
 
 def summary(
