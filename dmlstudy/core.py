@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -138,7 +139,10 @@ def root() -> Path:  # absolute
 def cache_dir() -> Path:  # absolute; may not exist yet
     "Where rendered data sets are kept: `DMLSTUDY_CACHE`, else the user's cache folder"
     base = os.environ.get("DMLSTUDY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "dmlstudy"
-    return Path(base).expanduser().resolve()
+    try:
+        return Path(base).expanduser().resolve()
+    except RuntimeError:  # nobody knows the user's home
+        return Path(tempfile.gettempdir()).resolve() / f"dmlstudy-{os.getuid()}"
 
 
 def asset(

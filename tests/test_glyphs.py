@@ -1,12 +1,18 @@
 """The embedded data sets: disjoint, deterministic, cached safely."""
 
+import os
 import subprocess
 import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from disks import small_disk
 
+from dmlstudy.core import cache_dir
 from dmlstudy.data import DATASETS, make_data
 from dmlstudy.data.glyphs import (
     CHECKSUMS,
@@ -94,6 +100,38 @@ def test_damaged_cache_is_drawn_again(tmp_path, damage):
     again = load_parts("glyphs_shop", tmp_path)
     assert checksum(again) == checksum(good) == CHECKSUMS["glyphs_shop"]
     assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("trouble", ["full", "for reading only", "not a folder"])
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, trouble):
+    place = tmp_path / "cache"
+    if trouble == "not a folder":
+        place.write_text("")
+        disk = nullcontext()
+    else:
+        disk = small_disk(place, 64)
+    with disk as mount:
+        if trouble == "for reading only":
+            assert mount("-o", "remount,ro")
+        with pytest.warns(UserWarning, match=f"could not be written.*{place}/glyphs_shop-.* drawn again"):
+            assert checksum(load_parts("glyphs_shop", place)) == CHECKSUMS["glyphs_shop"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of Unix")
+def test_a_cached_set_is_as_open_to_others_as_the_umask_says(tmp_path):
+    before = os.umask(0o022)
+    try:
+        load_parts("glyphs_shop", tmp_path)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o644}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="users have numbers on Unix")
+def test_without_a_home_the_cache_is_in_the_temporary_folder(monkeypatch):
+    [monkeypatch.delenv(name, raising=False) for name in ("HOME", "XDG_CACHE_HOME", "DMLSTUDY_CACHE")]
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # whom no list of users knows
+    assert cache_dir() == Path(tempfile.gettempdir()).resolve() / "dmlstudy-54321"
 
 
 def test_harder_jitter_moves_images_farther():

@@ -24,7 +24,7 @@ import torch
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from ..core import asset, cache_dir, lookup, write_atomically
 from .splits import Data, Split
@@ -417,7 +417,10 @@ def load_parts(
     if found != CHECKSUMS.get(name, found):
         note = f"{name} is drawn with checksum {found}, not {CHECKSUMS[name]}: another Pillow or matplotlib "
         warnings.warn(note + "drew it. Results will differ a little from the committed ones.", stacklevel=2)
-    write_atomically(folder / f"{name}-{found}.safetensors", functools.partial(save_file, parts))
+    try:
+        write_atomically(folder / f"{name}-{found}.safetensors", save(parts))
+    except OSError as error:  # a disk that is full or for reading only
+        warnings.warn(f"{error}: {name} is drawn again in each process", stacklevel=2)
     return parts
 
 # %% ../../nbs/10_data.glyphs.ipynb #2625e6f4
