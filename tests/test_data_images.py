@@ -54,6 +54,10 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
 
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*It is taken all the same:UserWarning"
+)  # miniatures are never complete
+
 # miniature data sets -----------------------------------------------------------------------------------------------
 
 
@@ -675,17 +679,15 @@ def test_verification_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
         verify({"train": data.train})
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '"x"', "[" * 100_000, '{"2": "cut"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '"x"', "[" * 100_000])
 def test_a_damaged_memory_of_the_verification_is_made_anew(tmp_path, content):
     _, data = read_images("cub200", build("cub200", "official lists", tmp_path))
     (data.train.images.folder / data.train.images.paths[2]).write_bytes(b"no image")
-    verify({"train": data.train, "test": data.test}, strict=False)
+    with pytest.warns(UserWarning, match="1 of 12 images cannot be read"):
+        verify({"train": data.train, "test": data.test}, strict=False)
     (file,) = (tmp_path / "cache/verified").iterdir()
     whole = file.read_text()
     file.write_text(content)
-    if content.startswith('{"'):  # sound, but of other images: what was bad is looked at again, and nothing was
-        assert verify({"train": data.train, "test": data.test})[1] == {}
-        return
     with pytest.warns(UserWarning, match=f"{file.name} is damaged .*decoded once more"):
         assert [*verify({"train": data.train, "test": data.test}, strict=False)[1]] == [data.train.images.paths[2]]
     assert file.read_text() == whole
