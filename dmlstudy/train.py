@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from .core import Run, generator, lookup, root, versions, write_atomically
-from .data.images import SOURCES, Files, count, verify
+from .data.files import Files, verify
+from .data.layouts import SOURCES, count
 from .data.splits import Split
 from .feeds import Feed, FileFeed, data_of, default_workers, feed_of, in_pieces, lenient, splits_of, views_of
 from .methods import METHODS
@@ -580,8 +581,8 @@ def _kept(folder: Path | None, state: State) -> str:
 
 def _readable(splits: Mapping[str, Split], skip: bool) -> tuple[dict[str, Split], int]:
     "Refuse images that cannot be decoded before anything is trained, or leave them out and count them"
-    checked = {part: verify(split, skip) for part, split in splits.items()}
-    return {part: split for part, (split, _) in checked.items()}, sum(n for _, n in checked.values())
+    splits, left_out = verify(splits, strict=not skip)
+    return splits, len(left_out)
 
 
 def as_published(

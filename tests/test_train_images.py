@@ -11,7 +11,8 @@ from test_train import on_gpu, steps_without_waiting
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
-from dmlstudy.data.images import load_cifar10, load_images, prepare
+from dmlstudy.data.layouts import load_images
+from dmlstudy.data.prepare import prepare
 from dmlstudy.data.transforms import padded
 from dmlstudy.models.backbones import make_backbone
 from dmlstudy.samplers import make_sampler
@@ -198,7 +199,7 @@ def test_a_transform_for_images_of_one_size_is_refused_elsewhere(birds, transfor
 def test_simclr_on_cifar(place, monkeypatch, variant):
     """The paper's rows on miniature batches of CIFAR-10: the profile's own run, but for its length."""
     build("cifar10", "python", place)
-    accept(monkeypatch, "cifar10", load_cifar10(place, strict=False))
+    accept(monkeypatch, "cifar10", load_images("cifar10", place, strict=False))
     fields = {"batch_size": 6, "steps": 5, "eval_every": 5, "lr": 0.01, "variant": variant}
     run = run_of("paper", "cifar10", "SimCLR + SEC", 0, **fields)
     record = train.fit(run, device="cpu", workers=0)
@@ -214,7 +215,7 @@ def test_simclr_on_cifar(place, monkeypatch, variant):
 @pytest.mark.parametrize("pixels", ["decoded", "device"])
 def test_cifar_is_held_in_memory(place, monkeypatch, pixels):
     build("cifar10", "python", place)
-    accept(monkeypatch, "cifar10", load_cifar10(place, strict=False))
+    accept(monkeypatch, "cifar10", load_images("cifar10", place, strict=False))
     run = make_run(BIRDS, dataset="cifar10", model="resnet50_cifar", transform="cifar", pixels=pixels)
     with pytest.raises(ValueError, match="cifar10 is held in memory: leave pixels at 'files'"):
         train.fit(run, device="cpu")
@@ -297,7 +298,7 @@ def test_a_batch_with_panoramas_is_read_on_the_device(birds, workers):
 def test_a_copy_with_images_left_out_is_trained_on_and_recorded(birds, monkeypatch):
     broken = next(birds.rglob("*Owl_1.jpg"))
     broken.write_bytes(broken.read_bytes()[:300])
-    prepare("cub200", decoded=True, skip_unreadable=True)
+    prepare("cub200", decoded=True, strict=False)
     run = make_run(BIRDS, pixels="device", steps=0)
     with pytest.raises(ValueError, match=r"Owl_1\.jpg.*--skip-unreadable"):
         train.fit(run, device="cpu", workers=0)
