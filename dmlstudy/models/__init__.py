@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from ..core import generator, lookup
 from .backbones import BACKBONES, freeze_batchnorm, make_backbone
 from .convnet import init_weights, make_convnet
+from .lite import make_lite0
 
 # %% ../../nbs/39_models.ipynb #9afbc537
 HEADS = {
@@ -75,7 +76,8 @@ class EmbeddingNet(nn.Module):
 
 # %% ../../nbs/39_models.ipynb #04a9b0a8
 MODELS = {  # name -> function of weights and generator that makes a backbone
-    "convnet": lambda weights, rng: make_convnet(weights or "none", rng),
+    "convnet": make_convnet,
+    "efficientnet_lite0": make_lite0,
     **{name: partial(make_backbone, name) for name in BACKBONES},
 }
 
@@ -83,7 +85,7 @@ MODELS = {  # name -> function of weights and generator that makes a backbone
 def make_model(
     name: str,  # name in MODELS, or timm:NAME for a network of timm
     dim: int,  # dimension of the embedding
-    weights: str | None = None,  # pre-trained weights of the backbone by name or file; None or "none": new ones
+    weights: str | None = None,  # pre-trained weights of the backbone by name or file; None: new ones
     freeze_bn: bool = True,  # the backbone's batch normalisation keeps its statistics
     head: str = "linear",  # name in HEADS
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
@@ -91,7 +93,6 @@ def make_model(
 ) -> EmbeddingNet:  # images -> raw embeddings
     "A network by name"
     rng = rng or generator(0, "model")
-    weights = None if weights == "none" else weights
     with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator before we draw again
         timm = name.startswith("timm:")
         make = partial(make_backbone, name) if timm else lookup("model", name, MODELS)
