@@ -32,10 +32,11 @@ from .core import Run, generator, lookup, root, versions, write_atomically
 from .data.images import SOURCES, Files, count, verify
 from .data.splits import Split
 from .feeds import Feed, FileFeed, data_of, default_workers, feed_of, in_pieces, lenient, splits_of, views_of
+from .methods import METHODS
 from .metrics import evaluate
 from .metrics.space import spectrum
 from .models import EmbeddingNet, make_model
-from .objectives import METHODS, Objective, make_objective
+from .objectives import Objective, make_objective
 from .samplers import SAMPLERS, make_sampler
 from .samplers.embedded import EmbeddedSampler
 
@@ -196,7 +197,7 @@ def milestone_steps(
     if run.milestones == "cosine":
         return []
     try:
-        shares = [float(part) for part in run.milestones.split(",") if part]
+        shares = [float(part) for part in (run.milestones or "").split(",") if part]
     except ValueError:
         shares = [math.nan]
     if not all(0 < share <= 1 for share in shares):
@@ -233,13 +234,13 @@ def check_run(
 ) -> None:  # raises ValueError
     "Refuse settings that cannot work, before data are read"
     for name, least in LEAST.items():
-        if not least <= getattr(run, name) < math.inf:
+        if not (getattr(run, name) is None or least <= getattr(run, name) < math.inf):
             raise ValueError(f"{name} must be a number of at least {least}; got {getattr(run, name)}")
     for name in ("p_switch", "eta"):
-        if not getattr(run, name) < math.inf:
-            raise ValueError(f"{name} must be a number, below 0 for the method's own; got {getattr(run, name)}")
-    if run.fold < -1:
-        raise ValueError(f"fold must be the number of a fold, or -1 for none; got {run.fold}")
+        if not 0 <= (getattr(run, name) or 0) < math.inf:
+            raise ValueError(f"{name} must be a number of at least 0, or None; got {getattr(run, name)}")
+    if run.fold is not None and run.fold < 0:
+        raise ValueError(f"fold must be the number of a fold, or None for none; got {run.fold}")
     for kind, name, known in (
         ("precision", run.precision, PRECISIONS),
         ("optimizer", run.optimizer, OPTIMIZERS),
@@ -368,7 +369,7 @@ def start(
 ) -> State:  # before the first step
     "Make the network, the objective and the optimiser of a run"
     rng = generator(run.seed, "weights")
-    network = (run.model, run.embed_dim, run.weights, run.freeze_bn, run.head, rng, run.bn_affine)
+    network = (run.model, run.embed_dim, run.weights or "none", run.freeze_bn, run.head, rng, run.bn_affine)
     model = make_model(*network).to(device).train()
     if feed.stem:
         model.backbone.stem.requires_grad_(False)
@@ -513,7 +514,7 @@ def threads(
 
 def _weights_hash(run: Run) -> dict[str, str]:
     "The SHA-256 of the run's weight file, if it has one"
-    if not (file := Path(run.weights).expanduser()).is_file():
+    if not (file := Path(run.weights or "").expanduser()).is_file():
         return {}
     with open(file, "rb") as content:
         return {"weights": hashlib.file_digest(content, "sha256").hexdigest()}
