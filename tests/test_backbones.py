@@ -218,7 +218,7 @@ def test_random_weights_depend_on_the_seed_alone():
     a = make_backbone("bninception", rng=generator(1))
     assert torch.equal(before, torch.get_rng_state())
     torch.rand(5)  # another state of the global generator
-    assert same(a, make_backbone("bninception", "none", rng=generator(1)))
+    assert same(a, make_backbone("bninception", None, rng=generator(1)))
     assert not same(a, make_backbone("bninception", rng=generator(2)))
 
 

@@ -485,7 +485,7 @@ def test_gpus_are_dealt_out_in_turn(monkeypatch):
 @pytest.mark.parametrize("sharing", [1, 2, 64])
 def test_runs_side_by_side_share_the_cores_among_their_readers(monkeypatch, sharing):
     monkeypatch.setenv("DMLSTUDY_SHARING", str(sharing))
-    assert feeds.default_workers() == max(1, min(8, batch.cores() // sharing))
+    assert feeds.reader_processes() == max(1, min(8, batch.cores() // sharing))
 
 
 def test_a_kernel_finds_the_folders_that_the_command_was_given(tmp_path, monkeypatch):

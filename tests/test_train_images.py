@@ -156,7 +156,7 @@ def test_a_run_with_other_images_of_the_same_number_is_not_gone_on_with(birds, t
 
 def test_a_run_from_other_weights_is_not_gone_on_with_and_says_which_it_had(birds, tmp_path):
     file, folder = tmp_path / "weights.pth", tmp_path / "run"
-    net = make_backbone("resnet50", "none", rng=generator(0, "first")).state_dict()
+    net = make_backbone("resnet50", None, rng=generator(0, "first")).state_dict()
     torch.save(net, file)
     run = make_run(BIRDS, weights=str(file), steps=2, eval_every=1)
     stopped(run, folder)
@@ -238,7 +238,7 @@ def test_two_views_of_images_on_disk(birds, pixels):
 
 
 def test_weights_that_are_no_numbers_are_named(birds, tmp_path):
-    net = make_backbone("resnet50", "none").state_dict()
+    net = make_backbone("resnet50", None).state_dict()
     net["layer1.0.conv1.weight"][0, 0] = torch.nan
     torch.save(net, tmp_path / "weights.pth")
     with pytest.raises(ValueError, match="do not fit ResNet: 1 not finite: layer1.0.conv1.weight"):

@@ -92,6 +92,7 @@ STEPS = {  # name -> image, generator, arguments -> image
     "jitter": _jitter,
     "resize": lambda image, g, side: short_side(image, side),
     "center_crop": lambda image, g, size: F.center_crop(image, [size, size]),
+    "squash": lambda image, g, side: image.resize((side, side), Image.Resampling.BICUBIC),
 }
 
 # %% ../../nbs/15_data.transforms.ipynb #9625a6ef
@@ -111,6 +112,10 @@ TRANSFORMS: dict[str, dict[str, tuple]] = {  # name -> train or test -> steps wi
     },
     "simclr": {"train": (_MOST, ("flip",), ("jitter", (0.4, 0.4, 0.4, 0.1), 0.8), ("grey", 0.2)), "test": ()},
     "cifar": {"train": (_MOST, ("flip",)), "test": ()},
+    **{
+        f"squash{side}": {"train": (("squash", side), ("flip",)), "test": (("squash", side),)}
+        for side in (128, 160, 224)
+    },
 }
 
 # %% ../../nbs/15_data.transforms.ipynb #2cda6333
@@ -136,6 +141,7 @@ SCALINGS = {
     "imagenet": Scaling((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "caffe": Scaling((128 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3, bgr=True),
     "caffe_sec": Scaling((123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3, bgr=True),
+    "lite": Scaling((127 / 255,) * 3, (128 / 255,) * 3),
     "cifar": Scaling((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 }
 
@@ -147,6 +153,8 @@ def _scaling_of(
     "The scaling that a backbone's weights want"
     if name in ("cifar", "simclr"):
         return SCALINGS["cifar"]
+    if backbone == "efficientnet_lite0":
+        return SCALINGS["lite"]
     return SCALINGS["imagenet" if backbone != "bninception" else "caffe_sec" if name == "sec" else "caffe"]
 
 # %% ../../nbs/15_data.transforms.ipynb #3015d010
@@ -159,7 +167,7 @@ class Transform:
 
     def check_generator(self, generator: torch.Generator | None, each: str) -> None:
         "A transform that draws needs a generator"
-        if generator is None and any(name not in ("resize", "center_crop") for name, *_ in self.steps):
+        if generator is None and any(name not in ("resize", "center_crop", "squash") for name, *_ in self.steps):
             raise ValueError(f"a training transform draws: hand it a torch.Generator of its own for each {each}")
 
     def picture(

@@ -264,7 +264,7 @@ def _timm(name: str, pretrained: bool, pool: str) -> nn.Module:
 
 
 def _bninception_weights(weights: str) -> dict[str, Tensor]:
-    lookup("set of weights of bninception", weights, ["imagenet", "none", "the path of a file"])
+    lookup("set of weights of bninception", weights, ["imagenet", "the path of a file"])
     file = Path(torch.hub.get_dir()) / "checkpoints" / BNINCEPTION_FILE
     if not file.is_file():
         raise FileNotFoundError(
@@ -281,7 +281,7 @@ def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
     if name == "bninception":
         return _bninception_weights(weights)
     if name == "resnet50_cifar":
-        lookup(f"set of weights of {name}", weights, ["none", "the path of a file"])
+        lookup(f"set of weights of {name}", weights, ["the path of a file"])
     known = dict(torchvision.models.get_model_weights(name).__members__)
     chosen = lookup(f"set of weights of {name}", "IMAGENET1K_V1" if weights == "imagenet" else weights, known)
     try:
@@ -296,12 +296,12 @@ def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
 # %% ../../nbs/30_models.backbones.ipynb #9af20a72
 def make_backbone(
     name: str,  # resnet50, resnet50_cifar, googlenet, bninception, or timm:NAME
-    weights: str | Path | None = None,  # imagenet, a torchvision name such as IMAGENET1K_V2, a file, or none
+    weights: str | Path | None = None,  # imagenet, a torchvision name such as IMAGENET1K_V2, or a file; None: new ones
     rng: torch.Generator | None = None,  # for random weights; None: one with seed 0
     pool: str = "avg",  # avg, or double: average plus maximum
 ) -> nn.Module:  # images (B, 3, H, W) -> features (B, dim); has the attribute dim
     "A network from images to pooled features"
-    weights, rng = None if weights == "none" else weights, rng or generator(0, "model")
+    rng = rng or generator(0, "model")
     named = isinstance(weights, str) and weights.isidentifier()
     if name.startswith("timm:"):
         net = seeded(partial(_timm, name[5:], named, pool), rng)

@@ -60,13 +60,13 @@ def init_weights(
 
 
 def make_convnet(
-    weights: str = "glyphs",  # "glyphs": the pre-trained weights that ship with the package; "none": new ones
+    weights: str | None = "glyphs",  # the pre-trained weights that ship with the package; None: new ones
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
 ) -> ConvNet:
     "The backbone of the embedded sets"
     net = init_weights(ConvNet(), rng or generator(0, "convnet"))
-    if weights not in ("glyphs", "none"):
-        raise ValueError(f'weights of the convnet are "glyphs" (shipped) or "none" (new); got {weights!r}')
+    if weights not in ("glyphs", None):
+        raise ValueError(f'weights of the convnet are "glyphs" (shipped) or None (new); got {weights!r}')
     if weights == "glyphs":
         net.load_state_dict(load_file(asset("convnet_glyphs.safetensors")))
     return net
@@ -91,7 +91,7 @@ def pretrain(
 ) -> tuple[ConvNet, list[float]]:  # the trained net (eval mode), the share of right answers in each batch
     "Train the backbone from nothing to tell the pre-training characters apart"
     n = len(class_lists()["pretrain"])
-    net, head = make_convnet("none"), init_weights(nn.Linear(ConvNet.dim, n), generator(0, "classifier"))
+    net, head = make_convnet(None), init_weights(nn.Linear(ConvNet.dim, n), generator(0, "classifier"))
     optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     right = []
