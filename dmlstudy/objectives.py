@@ -191,12 +191,20 @@ class Objective(nn.Module):
         labels: Tensor,  # (B,)
         generator: torch.Generator | None = None,  # of the tuples, on f's device
     ) -> tuple[Tensor, dict[str, Tensor]]:  # total, and its detached terms by name
-        how = (generator,) if self.draws else ()
-        triplets = None if self.miner is None else self.miner(f, labels, *how)
-        terms = {"loss": self.loss(f, labels, triplets)}
+        terms = {"loss": self.loss(f, labels, self.mine(f, labels, generator))}
         for name, regularizer in self.regularizers.items():
             terms[name] = regularizer(f, labels)
         return sum(terms.values()), {name: term.detach() for name, term in terms.items()}
+
+    def mine(
+        self,
+        f: Tensor,  # raw embeddings, (B, D)
+        labels: Tensor,  # (B,)
+        generator: torch.Generator | None = None,  # of the tuples, on f's device
+    ) -> tuple[Tensor, Tensor, Tensor] | None:  # None: the loss looks at the whole batch
+        "The triplets of the miner, if there is one"
+        how = (generator,) if self.draws else ()
+        return None if self.miner is None else self.miner(f, labels, *how)
 
     def param_groups(
         self,
