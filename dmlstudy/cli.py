@@ -180,7 +180,7 @@ def search(args: argparse.Namespace) -> int:  # exit status
 
     from dmlstudy.batch import gather, run_batch
     from dmlstudy.core import asset, write_atomically
-    from dmlstudy.objectives import METHODS
+    from dmlstudy.methods import METHODS
     from dmlstudy.records import write_batch
     from dmlstudy.study import choose
 
@@ -239,9 +239,8 @@ def report(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/98_cli.ipynb #521539f8
 def list_all(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
-    from dmlstudy.core import role
     from dmlstudy.data import DATASETS
-    from dmlstudy.objectives import METHODS
+    from dmlstudy.methods import METHODS, role
 
     parts = {
         "profiles": {name: p.about for name, p in PROFILES.items()},

@@ -22,8 +22,8 @@ from .data.glyphs import RECIPES
 from .data.images import data_dir, lenient
 from .data.splits import Data, Split, first_of_each_class
 from .data.transforms import TRANSFORMS, BatchTransform, Pixels, Views, make_transform, pad_pixels
+from .methods import METHODS
 from .models import MODELS, make_model
-from .objectives import METHODS
 
 # %% ../nbs/68_feeds.ipynb #bf956421
 @functools.lru_cache(maxsize=2)
@@ -50,7 +50,7 @@ def splits_of(
     "The splits of a run"
     lookup("way to read pixels", run.pixels, PIXELS)  # a misspelt one is no request for the decoded copy
     data = data_of(run.dataset, run.pixels != "files")
-    if run.fold < 0:
+    if run.fold is None:
         out = {"train": data.train}
     else:
         out = dict(zip(("train", "validation"), data.validation(run.fold), strict=True))

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .core import ROLES, role
+from .methods import ROLES, role
 from .records import SELECTIONS, selected, summary
 from .tables import NAMES
 

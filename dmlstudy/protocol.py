@@ -28,11 +28,11 @@ from .data.images import SOURCES
 from .data.splits import Split
 from .data.transforms import Scaling, Transform, draw_box, flip, make_transform
 from .feeds import feed_of
+from .methods import METHODS, make_objective
 from .metrics import evaluate
 from .metrics.clustering import kmeans
 from .metrics.space import rho_of
 from .models.backbones import Pool
-from .objectives import METHODS, make_objective
 from .records import SELECTIONS, selected, summary
 from .samplers.label import SPCSampler
 from .study import PROFILES, Profile, methods_of, run_of

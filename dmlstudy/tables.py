@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from .core import ROLES, asset, lookup, role
+from .core import asset, lookup
+from .methods import ROLES, role
 from .records import SELECTIONS, lenient_note, markdown, read_batch, summary, tidy, write_table
 
 # %% ../nbs/93_tables.ipynb #db721f4c

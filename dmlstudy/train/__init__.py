@@ -114,9 +114,7 @@ def train_steps(
         f = network(x, step)
         leaf = f.detach().nan_to_num(0.0, 0.0, 0.0).requires_grad_()
         triplets = objective.mine(leaf, labels, generator(run.seed, "tuples", step, device=f.device))
-        terms = {"loss": objective.loss(leaf, labels, triplets)}
-        for name, regularizer in objective.regularizers.items():
-            terms[name] = regularizer(leaf, labels)
+        terms = objective.terms(leaf, labels, triplets)  # the loss and the regularisers
         total = sum(terms.values())
         optimizer.zero_grad(set_to_none=True)
         total.backward()
@@ -350,7 +348,7 @@ def _threads(n: int | None):
 
 def _all_hooks(run: Run, folder: Path | None, given: Sequence) -> list:
     "Those that are given, then the usual ones that they do not replace"
-    usual = [*([Monitor()] if getattr(run, "monitor", False) else []), Guard(), *([Checkpoint()] if folder else [])]
+    usual = [*([Monitor()] if run.monitor else []), Guard(), *([Checkpoint()] if folder else [])]
     return [*given, *(hook for hook in usual if not any(isinstance(own, type(hook)) for own in given))]
 
 # %% ../../nbs/89_train.ipynb #c4f9927f

@@ -153,10 +153,10 @@ def embed(
     return f
 
 # %% ../../nbs/80_train.network.ipynb #ad64bea6
-OPTIMIZERS = {
-    "adam": lambda groups, device: torch.optim.Adam(groups, fused=device.type in ("cpu", "cuda")),
-    "adamw": lambda groups, device: torch.optim.AdamW(groups, fused=device.type in ("cpu", "cuda")),
-    "sgd": lambda groups, device: torch.optim.SGD(groups, lr=1e-3, momentum=0.9, fused=device.type in ("cpu", "cuda")),
+OPTIMIZERS = {  # name -> function of parameter groups, the run, and whether one kernel takes the whole step
+    "adam": lambda groups, run, fused: torch.optim.Adam(groups, fused=fused),
+    "adamw": lambda groups, run, fused: torch.optim.AdamW(groups, fused=fused),
+    "sgd": lambda groups, run, fused: torch.optim.SGD(groups, lr=1e-3, momentum=run.momentum, fused=fused),
 }
 
 

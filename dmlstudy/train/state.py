@@ -22,19 +22,21 @@ import torchvision
 from torch import Tensor
 
 from ..core import Run, asset, generator, lookup, write_atomically
-from ..data.images import Files, lenient, verify
+from ..data.images import Files, verify
 from ..feeds import Feed, FileFeed, feed_of, splits_of
+from ..methods import METHODS
 from ..models import make_model
 from ..models.backbones import BNINCEPTION_FILE
-from ..objectives import METHODS, Objective, make_objective
+from ..objectives import Objective, make_objective
 from ..samplers import SAMPLERS, make_sampler
 from ..samplers.embedded import EmbeddedSampler
 from .network import OPTIMIZERS, PRECISIONS, Network, milestone_steps, param_groups
 
 # %% ../../nbs/81_train.state.ipynb #d17aa773
 _LEAST = {  # field of a run -> the smallest number that makes sense
-    **dict.fromkeys(("steps", "images_per_class", "lr", "head_lr_factor", "loss_lr", "weight_decay", "lr_decay"), 0),
-    **dict.fromkeys(("eval_every", "batch_size", "samples_per_class", "embed_dim"), 1),
+    **dict.fromkeys(("steps", "fold", "lr", "head_lr_factor", "loss_lr", "weight_decay", "lr_decay", "momentum"), 0),
+    **dict.fromkeys(("eval_every", "images_per_class", "batch_size", "samples_per_class", "embed_dim"), 1),
+    **dict.fromkeys(("p_switch", "eta"), 0),
 }
 
 
@@ -45,11 +47,6 @@ def check_run(
     for name, least in _LEAST.items():
         if (value := getattr(run, name)) is not None and not least <= value < math.inf:
             raise ValueError(f"{name} must be a number of at least {least}; got {value}")
-    for name in ("p_switch", "eta"):
-        if not getattr(run, name) < math.inf:
-            raise ValueError(f"{name} must be a number, below 0 for the method's own; got {getattr(run, name)}")
-    if run.fold < -1:
-        raise ValueError(f"fold must be the number of a fold, or -1 for none; got {run.fold}")
     for kind, name, known in (
         ("precision", run.precision, PRECISIONS),
         ("optimizer", run.optimizer, OPTIMIZERS),
@@ -183,7 +180,7 @@ def start(
     objective = make_objective(run.method, run.dataset, feed.classes, run.embed_dim, **chosen, seed=seed)
     state.objective = objective.to(device)
     groups = param_groups(run, model, state.objective)
-    state.optimizer = lookup("optimizer", run.optimizer, OPTIMIZERS)(groups, device)
+    state.optimizer = lookup("optimizer", run.optimizer, OPTIMIZERS)(groups, run, device.type in ("cpu", "cuda"))
     state.sampler = sampler_of(run, feed.labels["train"].cpu())
     return state
 
@@ -197,7 +194,7 @@ def resolve(
     check_run(run)
     splits = splits_of(run)
     state = start(run, feed_of(run, splits, device, workers), device)
-    checked = {part: verify(split, lenient("skip_unreadable")) for part, split in splits.items()}  # takes minutes
+    checked = {part: verify(split, not run.strict_data) for part, split in splits.items()}  # takes minutes
     if skipped := sum(n for _, n in checked.values()):
         splits = {part: split for part, (split, _) in checked.items()}
         state = start(run, feed_of(run, splits, device, workers), device)
@@ -222,7 +219,7 @@ def weights_file(
     run: Run,
 ) -> Path | None:  # None: new weights, or a file that is kept elsewhere
     "The file that a run's pre-trained weights were read from"
-    if run.weights in (None, "none"):
+    if run.weights is None:
         return None
     if (file := Path(run.weights).expanduser()).is_file():
         return file
