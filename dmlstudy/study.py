@@ -46,6 +46,12 @@ def _merged(base: Mapping, more: Mapping) -> dict:
     return {**base, **{name: both(base.get(name), value) for name, value in more.items()}}
 
 
+def _names(words: Iterable[str]) -> tuple[str, ...]:
+    "Names of methods; a paper's name stands for all its rows"
+    groups = {"roth": ROTH_METHODS, "sec": SEC_METHODS}
+    return tuple(name for word in words for name in groups.get(word, (word,)))
+
+
 def _profile(name: str, written: Mapping) -> Profile:
     said = dict(written[name])
     if "like" in said:
@@ -54,8 +60,8 @@ def _profile(name: str, written: Mapping) -> Profile:
             *way, last = path.split(".")
             functools.reduce(dict.__getitem__, way, base).pop(last)
         said = _merged(base, said)
-    groups = {"roth": ROTH_METHODS, "sec": SEC_METHODS}
-    said["methods"] = tuple(m for word in said["methods"] for m in groups.get(word, (word,)))
+    for part in (said, *said["experiments"].values()):
+        part |= {"methods": _names(part["methods"])} if "methods" in part else {}
     return Profile(**{**said, "datasets": tuple(said["datasets"]), "seeds": tuple(said["seeds"])})
 
 
@@ -282,16 +288,16 @@ def jobs_of(
     for kind, (names, known) in given.items():
         for name in names:
             lookup(kind, name, known)
-    chosen = {d: methods if datasets else _with_protocol(p, d, methods) for d in datasets or p.datasets}
-    if methods and not any(chosen.values()):
-        raise ValueError(f"no data set of profile {profile!r} has a protocol for {', '.join(methods)}")
     jobs = []
-    for e in experiments or p.experiments:
-        own = p.experiments.get(e, {})
-        for s in seeds or own.get("seeds", p.seeds):
-            for d in [d for d in chosen if datasets or d in own.get("datasets", chosen)]:
-                if chosen[d] or not methods:
-                    jobs.append(Job(e, profile, d, s, "; ".join(chosen[d]) or None, strict_data))
+    for experiment in experiments or p.experiments:
+        own = p.experiments.get(experiment, {})
+        for seed in seeds or own.get("seeds", p.seeds):
+            for dataset in datasets or own.get("datasets", p.datasets):
+                chosen = methods if datasets else _with_protocol(p, dataset, methods)
+                if chosen or not methods:
+                    jobs.append(Job(experiment, profile, dataset, seed, "; ".join(chosen) or None, strict_data))
+    if not jobs:
+        raise ValueError(f"no data set of profile {profile!r} has a protocol for {', '.join(methods)}")
     return jobs
 
 

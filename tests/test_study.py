@@ -7,15 +7,13 @@ import pytest
 
 from dmlstudy.core import asset, make_run, root
 from dmlstudy.data import DATASETS
-from dmlstudy.objectives import METHODS
+from dmlstudy.methods import METHODS
 from dmlstudy.records import read_batch, selected, tidy
 from dmlstudy.study import (
+    EXPERIMENTS,
     PROFILES,
-    SEARCH_FOLDS,
-    SEARCH_SEED,
     choose,
     jobs_of,
-    methods_of,
     run_of,
     runs_of,
     scores,
@@ -27,17 +25,17 @@ from dmlstudy.study import (
 def test_every_run_of_a_profile_can_be_made(name):
     profile = PROFILES[name]
     assert set(profile.methods) <= METHODS.keys()
-    if name != "paper":
-        assert set(profile.datasets) <= DATASETS.keys()
-    runs = [run for job in jobs_of(name) for run in job.runs()]
-    rows = sum(len(methods_of(name, dataset)) for dataset in profile.datasets)
-    assert len({run.key() for run in runs}) == len(runs) == len(profile.seeds) * rows
+    assert {*profile.experiments} <= EXPERIMENTS.keys()
+    assert {*profile.datasets, *(d for e in profile.experiments.values() for d in e.get("datasets", ()))} <= {*DATASETS}
+    for experiment in profile.experiments:
+        runs = [run for job in jobs_of(name, [experiment]) for run in job.runs()]
+        assert runs and len({run.key() for run in runs}) == len(runs)
 
 
 def test_paper_profile_is_the_published_protocol():
     roth, sec = run_of("paper", "sop", "Softmax"), run_of("paper", "cars196", "SHT + SEC")
     assert (roth.batch_size, roth.samples_per_class, roth.embed_dim, roth.lr) == (112, 2, 128, 1e-5)
-    assert (roth.weight_decay, roth.steps, roth.optimizer, roth.fold) == (4e-4, 100 * 531, "adam", -1)
+    assert (roth.weight_decay, roth.steps, roth.optimizer, roth.fold) == (4e-4, 100 * 531, "adam", None)
     assert (sec.batch_size, sec.samples_per_class, sec.embed_dim, sec.head) == (120, 3, 512, "bn")
     assert (sec.lr, sec.lr_decay, sec.milestones, sec.steps, sec.replacement) == (1e-5, 0.5, "0.5,0.75", 8000, False)
 
@@ -48,10 +46,11 @@ def test_tuned_values_are_what_the_search_chose():
 
 def test_search_never_saw_the_seeds_of_the_study_and_gave_equal_budgets():
     records = read_batch("glyphs_search")
-    assert {r["run"]["seed"] for r in records} == {SEARCH_SEED}
-    assert not {SEARCH_SEED} & set(PROFILES["glyphs"].seeds)
+    search = PROFILES["glyphs"].search
+    assert {r["run"]["seed"] for r in records} == {search["seed"]}
+    assert search["seed"] not in PROFILES["glyphs"].seeds
     table = scores(records)
-    assert set(table["folds"]) == {len(SEARCH_FOLDS)}
+    assert set(table["folds"]) == {len(search["folds"])}
     budgets = table.groupby(["dataset", "method"]).size().reset_index(name="trials")
     for _, row in budgets.iterrows():
         kind = METHODS[row["method"]].regularizer
@@ -97,8 +96,6 @@ def test_records_look_like_learning():
 
 def test_experiments_split_by_method():
     assert [r.method for r in runs_of("objectives", "smoke", "glyphs_fine", 0, "SHT; Softmax")] == ["SHT", "Softmax"]
-    assert len(trials("glyphs", "glyphs_fine", "Softmax")) == 5
-    assert trials("glyphs", "glyphs_fine", "ImageNet") == []
 
 
 def test_selection_is_never_better_than_best_on_test():
@@ -125,6 +122,19 @@ def test_methods_are_run_where_they_have_a_protocol():
             ValueError, match="'drill' has no protocol for SimCLR; these have: smoke, glyphs, glyphs_full, paper"
         ):
             make("drill", "glyphs_fine", "SimCLR")
+
+
+def test_an_edited_method_is_another_run(monkeypatch):
+    """Also where the edit is a default of the loss, of the miner, or of the sampler."""
+    from dmlstudy import methods
+
+    run = make_run(method="Margin (D, beta=1.2)")
+    for part, name in (("loss", "margin"), ("miner", "distance"), ("sampler", "spc")):
+        edited = {**methods.DEFAULTS[part], name: {**methods.DEFAULTS[part][name], "edited": True}}
+        with monkeypatch.context() as patch:
+            patch.setitem(methods.DEFAULTS, part, edited)
+            changed = run.key()
+        assert changed != run.key()
 
 
 def test_the_time_of_the_papers_protocols_can_be_told():
