@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from test_data_images import accept, build, photograph
-from test_train import on_gpu, steps_without_waiting
+from test_train import on_gpu, steps_without_waiting, stop_at
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
@@ -18,7 +18,7 @@ from dmlstudy.samplers import make_sampler
 from dmlstudy.study import run_of
 
 BIRDS = {
-    "dataset": "cub200", "fold": -1, "model": "resnet50", "weights": "none", "embed_dim": 8, "method": "Triplet (R)",
+    "dataset": "cub200", "fold": None, "model": "resnet50", "weights": None, "embed_dim": 8, "method": "Triplet (R)",
     "batch_size": 4, "steps": 2, "eval_every": 1, "lr": 1e-4,
 }  # fmt: skip
 
@@ -55,13 +55,9 @@ def test_workers_change_nothing_and_a_stopped_run_goes_on(birds, tmp_path, pixel
     assert whole["curves"]["test"]["step"] == [0, 1, 2] and whole["terms"]["step"] == [1, 2]
     assert content(train.fit(run, device="cpu", workers=2)) == content(whole)
 
-    def stop(step, measured):
-        if step == 2:
-            raise KeyboardInterrupt
-
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train.fit(run, device="cpu", folder=folder, workers=0, report=stop, checkpoint_every=0)
+        train.fit(run, "cpu", folder, [stop_at(2), train.Checkpoint(every=0)], 0)
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["state"]["step"] == 1
     assert content(train.fit(run, device="cpu", folder=folder, workers=0)) == content(whole)
 
@@ -120,28 +116,20 @@ def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
     whole = broken.read_bytes()
     broken.write_bytes(whole[:300])
 
-    def stop(step, measured):
-        if step == 2:
-            raise KeyboardInterrupt
-
     run, folder = make_run(BIRDS), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train.fit(run, "cpu", folder, stop, checkpoint_every=0, workers=0, skip_unreadable=True)
+        train.fit(run, "cpu", folder, [stop_at(2), train.Checkpoint(every=0)], 0)
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["material"]["train"] == 5
     broken.write_bytes(whole)
     again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
     assert content(again) == content(fresh)
 
 
-def stopped(run, folder, **options):
+def stopped(run, folder):
     """A run that ends after its first evaluation but one."""
 
-    def stop(step, measured):
-        if step == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train.fit(run, "cpu", folder, stop, checkpoint_every=0, workers=0, **options)
+        train.fit(run, "cpu", folder, [stop_at(2), train.Checkpoint(every=0)], 0)
     assert (folder / "checkpoint.pt").is_file()
 
 
@@ -182,7 +170,7 @@ def test_images_that_could_not_be_read_for_a_while_are_read_again(birds, monkeyp
 
 
 def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
-    monkeypatch.setattr(train, "verify", lambda *_: pytest.fail("images were read first"))
+    monkeypatch.setattr(train.state, "verify", lambda *_: pytest.fail("images were read first"))
     with pytest.raises(FileNotFoundError, match="There is no weight file"):
         train.fit(make_run(BIRDS, weights="no/such/file.pth"), device="cpu", workers=0)
 
@@ -205,7 +193,7 @@ def test_simclr_on_cifar(place, monkeypatch, variant):
     assert content(train.fit(run, device="cpu", workers=2)) == content(record)
     assert set(record["curves"]) == {"train", "test"} and set(record["terms"]) == {"step", "loss", "sec", "total"}
     feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"))
-    sampler = train.sampler_of(run, feed.labels["train"])
+    sampler = train.state.sampler_of(run, feed.labels["train"])
     indices, x, labels = next(iter(feed.stream(sampler, 0, 1)))
     assert x.shape == (12, 3, 32, 32) and torch.equal(labels, indices.repeat_interleave(2))
     assert not any(torch.equal(x[2 * i], x[2 * i + 1]) for i in range(6))
@@ -227,7 +215,7 @@ def test_two_views_of_images_on_disk(birds, pixels):
     fields = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 3, "pixels": pixels}
     run = make_run(BIRDS, **fields)
     feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"))
-    sampler = train.sampler_of(run, feed.labels["train"])
+    sampler = train.state.sampler_of(run, feed.labels["train"])
     seen = list(feed.stream(sampler, 0, 2))
     for indices, x, labels in seen:
         assert x.shape == (6, 3, 224, 224) and labels.tolist() == torch.as_tensor(indices).repeat_interleave(2).tolist()
@@ -370,7 +358,7 @@ def test_a_memory_bank_is_asked_when_an_epoch_is_over(birds, pixels, workers):
 def test_dropout_draws_by_seed_and_step(birds):
     run, cpu = make_run(BIRDS, model="googlenet", freeze_bn=False), torch.device("cpu")
     feed = feeds.feed_of(run, feeds.splits_of(run), cpu)
-    network = train.start(run, feed, cpu).network
+    network = train.state.start(run, feed, cpu).network
     x, before = torch.randn(2, 3, 64, 64, generator=generator(0, "x")), torch.get_rng_state()
     with torch.no_grad():
         first, other, again = (network(x, step) for step in (1, 2, 1))
@@ -416,7 +404,4 @@ def test_a_step_on_images_does_not_wait_for_the_gpu(birds, fields):
     prepare("cub200", decoded=True)
     run, device = make_run(BIRDS | fields, method="Margin (D, beta=1.2)", steps=40), torch.device("cuda")
     feed = feeds.feed_of(run, feeds.splits_of(run), device, workers=2)
-    state, sampler = train.start(run, feed, device), train.sampler_of(run, feed.labels["train"].cpu())
-    batches = feed.stream(sampler, 0, run.steps)
-    train.train_steps(state, batches, sampler, 3)
-    steps_without_waiting(state, batches, sampler)
+    steps_without_waiting(train.state.start(run, feed, device))
