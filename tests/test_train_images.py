@@ -93,36 +93,13 @@ def test_networks_samplers_and_precisions(birds, model, sampler, precision):
 def test_every_set_is_checked_trained_measured_and_recorded(place, monkeypatch, name, layout, part):
     build(name, layout, place)
     run = make_run(BIRDS, dataset=name)
-    with pytest.raises(ValueError, match="--any-counts, takes it all the same"):
+    with pytest.raises(ValueError, match="--no-strict"):
         train.fit(run, device="cpu", workers=0)
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
-    record = train.fit(run, device="cpu", workers=0)
+    with pytest.warns(UserWarning):
+        record = train.fit(make_run(run.changed(), strict_data=False), device="cpu", workers=0)
     test = record["curves"]["test"]
     assert test["step"] == [0, 1, 2] and all(0 <= value <= 1 for value in test[part])
-    assert test["norm_mean"][0] != test["norm_mean"][2] and record["made"]["any_counts"] is True
-
-
-def test_images_are_skipped_when_the_environment_says_so(birds, monkeypatch):
-    broken = next(birds.rglob("*Owl_1.jpg"))
-    broken.write_bytes(broken.read_bytes()[:300])
-    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
-    assert train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0)["made"]["skipped_images"] == 1
-    with pytest.raises(ValueError, match="--skip-unreadable"):
-        train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0, skip_unreadable=False)
-
-
-def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
-    broken = next(birds.rglob("*Auk_1.jpg"))
-    whole = broken.read_bytes()
-    broken.write_bytes(whole[:300])
-
-    run, folder = make_run(BIRDS), tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        train.fit(run, "cpu", folder, [stop_at(2), train.Checkpoint(every=0)], 0)
-    assert torch.load(folder / "checkpoint.pt", weights_only=True)["material"]["train"] == 5
-    broken.write_bytes(whole)
-    again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
-    assert content(again) == content(fresh)
+    assert test["norm_mean"][0] != test["norm_mean"][2]
 
 
 def stopped(run, folder):
@@ -131,6 +108,18 @@ def stopped(run, folder):
     with pytest.raises(KeyboardInterrupt):
         train.fit(run, "cpu", folder, [stop_at(2), train.Checkpoint(every=0)], 0)
     assert (folder / "checkpoint.pt").is_file()
+
+
+def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
+    broken = next(birds.rglob("*Auk_1.jpg"))
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:300])
+    run, folder = make_run(BIRDS, strict_data=False), tmp_path / "run"
+    stopped(run, folder)
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["material"]["train"] == 5
+    broken.write_bytes(whole)
+    again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
+    assert content(again) == content(fresh)
 
 
 def test_a_run_with_other_images_of_the_same_number_is_not_gone_on_with(birds, tmp_path):
@@ -166,13 +155,24 @@ def test_images_that_could_not_be_read_for_a_while_are_read_again(birds, monkeyp
     with pytest.raises(ValueError, match="1 of 6 images cannot be read: .*Owl_1.jpg"):
         train.fit(run, device="cpu", workers=0)
     failing = False
-    assert "skipped_images" not in train.fit(run, device="cpu", workers=0, skip_unreadable=True)["made"]
+    lax = make_run(run.changed(), strict_data=False)
+    assert "skipped_images" not in train.fit(lax, device="cpu", workers=0)["made"]
 
 
 def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
     monkeypatch.setattr(train.state, "verify", lambda *_: pytest.fail("images were read first"))
     with pytest.raises(FileNotFoundError, match="There is no weight file"):
         train.fit(make_run(BIRDS, weights="no/such/file.pth"), device="cpu", workers=0)
+
+
+def test_files_are_embedded_with_any_network(birds):
+    """In pieces, and as a run embeds them."""
+    run, cpu = make_run(BIRDS), torch.device("cpu")
+    splits = feeds.splits_of(run)
+    state = train.state.start(run, feeds.feed_of(run, splits, cpu), cpu)
+    by_run = train.network.embed_split(state.network, state.feed, "test")
+    for data in (splits["test"], splits["test"].images):
+        torch.testing.assert_close(train.network.embed(state.network.model, data, size=4), by_run, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("transform", ["cifar", "simclr"])
@@ -250,16 +250,10 @@ def test_the_environment_may_change_within_a_session(birds, tmp_path, monkeypatc
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "other"))
     assert feeds.splits_of(run)["train"].images.folder == tmp_path / "other" / "cub200"
     next((tmp_path / "other").rglob("*Owl_1.jpg")).unlink()  # its numbers are not those of `birds` any more
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
-    assert len(feeds.splits_of(run)["train"]) == 5
-    monkeypatch.delenv("DMLSTUDY_ANY_COUNTS")
+    with pytest.warns(UserWarning):
+        assert len(feeds.splits_of(make_run(BIRDS, strict_data=False))["train"]) == 5
     feeds._data.cache_clear()
-    with pytest.raises(ValueError, match="--any-counts"):
-        feeds.splits_of(run)
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
-    assert len(feeds.splits_of(run)["train"]) == 5
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "0")
-    with pytest.raises(ValueError, match="--any-counts"):
+    with pytest.raises(ValueError, match="--no-strict"):
         feeds.splits_of(run)
 
 
@@ -285,11 +279,12 @@ def test_a_batch_with_panoramas_is_read_on_the_device(birds, workers):
 def test_a_copy_with_images_left_out_is_trained_on_and_recorded(birds, monkeypatch):
     broken = next(birds.rglob("*Owl_1.jpg"))
     broken.write_bytes(broken.read_bytes()[:300])
-    prepare("cub200", decoded=True, skip_unreadable=True)
+    prepare("cub200", decoded=True, strict=False)
     run = make_run(BIRDS, pixels="device", steps=0)
-    with pytest.raises(ValueError, match=r"Owl_1\.jpg.*--skip-unreadable"):
+    with pytest.raises(ValueError, match=r"Owl_1\.jpg.*--no-strict"):
         train.fit(run, device="cpu", workers=0)
-    assert train.fit(run, device="cpu", workers=0, skip_unreadable=True)["made"]["skipped_images"] == 1
+    lax = make_run(run.changed(), strict_data=False)
+    assert train.fit(lax, device="cpu", workers=0)["made"]["skipped_images"] == 1
 
 
 def test_a_decoded_copy_is_asked_for_by_name(birds):
@@ -311,7 +306,7 @@ def test_an_unreadable_image_stops_the_run_before_it_begins(birds):
     broken.write_bytes(broken.read_bytes()[:300])
     with pytest.raises(ValueError, match=r"Owl_1\.jpg"):
         train.fit(make_run(BIRDS), device="cpu", workers=0)
-    record = train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0, skip_unreadable=True)
+    record = train.fit(make_run(BIRDS, steps=0, strict_data=False), device="cpu", workers=0)
     assert record["made"]["skipped_images"] == 1
 
 
