@@ -259,20 +259,23 @@ def prepared(
     args: argparse.Namespace,
 ) -> bool:  # whether it is usable now
     "Fetch, unpack and decode a data set as asked, and say what was done"
-    from dmlstudy.data.images import SOURCES, download, find, prepare
+    from dmlstudy.data.archives import download
+    from dmlstudy.data.layouts import SOURCES, find
+    from dmlstudy.data.prepare import prepare
 
-    archives = args.archive
+    archives, strict = args.archive, not args.no_strict
+    if archives or args.download:
+        print(f"{name}, terms of use: {SOURCES[name]['terms']}")
     if args.download:
-        print(f"{name} is for {SOURCES[name]['terms']}")
-        archives = download(name, args.root)
+        archives = [download(name, args.root)]
     for archive in archives:
-        done = prepare(name, args.root, archive, any_checksum=args.any_checksum)
+        done = prepare(name, args.root, archive, strict=strict)
         official = {True: "the official file", False: "not the official file", None: "no official checksum is known"}
         print(f"{archive}: {done['files']} files; {official[done['official']]}")
         print(*(f"  {kind.upper()} {done[kind]}" for kind in ("md5", "sha256")), sep="\n")
     print(place := find(name, args.root))
     if place and (args.decoded or not archives):
-        done = prepare(name, args.root, decoded=True, skip_unreadable=args.skip_unreadable or None)
+        done = prepare(name, args.root, decoded=True, strict=strict)
         copy = done.get("decoded")
         print(f"  decoded to {copy}" if copy else "  its images are held in memory: there is nothing to decode")
         print(*(f"  left out: {image} ({why})\n" for image, why in done.get("left_out", {}).items()), sep="", end="")
@@ -297,23 +300,26 @@ def embedded(
 def data(args: argparse.Namespace) -> int:  # exit status
     "List the data sets, check those on disk, or prepare them for fast reading"
     from dmlstudy.data import DATASETS
-    from dmlstudy.data.images import IMAGE_SETS, check, find
+    from dmlstudy.data.layouts import SOURCES, find
+    from dmlstudy.data.prepare import check
 
     if (args.archive or args.download) and (args.action != "prepare" or len(args.names) != 1):
         last = ", whose name comes before --archive" if args.archive and not args.names else ""
         raise ValueError(f"--archive and --download go with: dmlstudy data prepare, and one data set{last}")
-    known = dict.fromkeys([*DATASETS, *IMAGE_SETS])
-    chosen = [lookup("data set", name, known) or name for name in names(args.names)] or [*known]
-    there = [name for name in IMAGE_SETS if not args.names and find(name, args.root)]
+    chosen = [lookup("data set", name, [*DATASETS]) for name in names(args.names)] or [*DATASETS]
+    there = [name for name in SOURCES if not args.names and find(name, args.root)]
     whole = [] if args.action == "list" else there or chosen  # nothing named and nothing there: say what is missing
     well = True
     for name in chosen:
-        if name not in IMAGE_SETS:
+        if name not in SOURCES and (args.archive or args.download):
+            print(f"{name} is rendered here: there is nothing to fetch or to unpack", file=sys.stderr)
+            well = False
+        elif name not in SOURCES:
             print(embedded(name, bool(args.names) and args.action != "list"))
         elif name not in whole:
             print((place := find(name, args.root)) or f"{name}: not found below {place.root}")
         elif args.action == "check":
-            print(found := check(name, args.root, images=not args.quick))
+            print(found := check(name, args.root, not args.quick, not args.no_strict))
             well &= found.ok
         else:
             well &= prepared(name, args)
@@ -391,7 +397,9 @@ DATA_OPTIONS = {
     ),
     "download": _switch("--download", "prepare: fetch the official archive first"),
     "decoded": _switch("--decoded", "prepare: write a decoded copy (without archive: always)"),
-    "any_checksum": _switch("--any-checksum", "prepare: take an archive that is not the official one"),
+    "no_strict": _switch(
+        "--no-strict", "take other archives and numbers than the published ones, leave unreadable images out"
+    ),
 }
 OPTIONS = STUDY_OPTIONS | DATA_OPTIONS
 COMMANDS = {  # name -> function and options
@@ -403,7 +411,7 @@ COMMANDS = {  # name -> function and options
     "tables": (tables, "profile jobs"),
     "report": (report, "profile"),
     "search": (search, "profile jobs dry_run retry"),
-    "data": (data, "action names root quick archive download decoded any_checksum skip_unreadable"),
+    "data": (data, "action names root quick archive download decoded no_strict"),
     "list": (list_all, ""),
 }
 

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import tempfile
 import types
 import typing
 import uuid
@@ -156,7 +157,10 @@ def root() -> Path:  # absolute
 def cache_dir() -> Path:  # absolute; may not exist yet
     "Where rendered data sets are kept: `DMLSTUDY_CACHE`, else the user's cache folder"
     base = os.environ.get("DMLSTUDY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "dmlstudy"
-    return Path(base).expanduser().resolve()
+    try:
+        return Path(base).expanduser().resolve()
+    except RuntimeError:  # nobody knows the user's home
+        return Path(tempfile.gettempdir()).resolve() / f"dmlstudy-{os.getuid()}"
 
 
 def asset(

@@ -94,7 +94,7 @@ def safe_sqrt(
     x: Tensor,  # any shape; negative values count as 0
 ) -> Tensor:  # same shape
     "Square root with value and gradient 0 at and below 0"
-    positive = x > 0
+    positive = ~(x <= 0)  # NaN stays NaN
     return torch.where(positive, x, 1.0).sqrt() * positive
 
 

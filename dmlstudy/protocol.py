@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .core import Run, asset, make_run
-from .data.images import SOURCES
+from .data.layouts import SOURCES
 from .data.splits import Split
 from .data.transforms import Scaling, Transform, draw_box, flip, make_transform
 from .feeds import feed_of

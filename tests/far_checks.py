@@ -13,7 +13,8 @@ from test_train import stop_at
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
-from dmlstudy.data.images import load_images, prepare
+from dmlstudy.data.layouts import load_images
+from dmlstudy.data.prepare import prepare
 from dmlstudy.feeds import feed_of, splits_of
 from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.methods import METHODS

@@ -204,14 +204,14 @@ def test_data_prepare_unpacks_what_it_is_given(call, tmp_path):
     ]
     status, _, complaint = call(*words)
     assert status == 2 and "the official file has 97eceeb196236b17998738112f37df78" in complaint
-    status, told, _ = call(*words, "--any-checksum", "--decoded")
+    status, told, _ = call(*words, "--no-strict", "--decoded")
     assert status == 0 and "15 files; " in told and "not the official file" in told and "SHA256" in told
     assert (tmp_path / "root/cub200/CUB_200_2011/decoded_256.json").is_file()
     root = ("cub200", "--root", str(tmp_path / "root"))
     next((tmp_path / "root/cub200/CUB_200_2011").rglob("*.jpg")).write_bytes(b"no picture")
     status, _, complaint = call("data", "prepare", *root)
-    assert status == 2 and "leave such images out: skip_unreadable=True, or --skip-unreadable" in complaint
-    status, told, _ = call("data", "prepare", *root, "--skip-unreadable")
+    assert status == 2 and "leave such images out: strict=False, or --no-strict" in complaint
+    status, told, _ = call("data", "prepare", *root, "--no-strict")
     assert status == 0 and told.count("left out: ") == 1 and ".jpg (" in told
     status, _, complaint = call("data", "check", "cub200", "--archive", "x.tgz")
     assert status == 2 and "--archive and --download go with" in complaint

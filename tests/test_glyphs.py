@@ -1,40 +1,44 @@
 """The embedded data sets: disjoint, deterministic, cached safely."""
 
-import subprocess
-import sys
+import os
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from disks import small_disk
 
-from dmlstudy.data import DATASETS, make_data
+from dmlstudy.core import cache_dir
+from dmlstudy.data import DATASETS, glyphs, make_data
 from dmlstudy.data.glyphs import (
     CHECKSUMS,
-    JITTER,
     LOOK_ALIKE,
     RECIPES,
-    bitmap,
     checksum,
     class_lists,
     derive_classes,
     load_parts,
-    random_stream,
-    render,
     render_set,
     similarity,
 )
 from dmlstudy.data.splits import keep_classes
 
 
+@pytest.fixture(scope="module")
+def shop():
+    return render_set("glyphs_shop")
+
+
+@pytest.fixture
+def drawn(shop, monkeypatch):
+    """Where a test draws the shop once more, it is handed the one that was drawn for all."""
+    monkeypatch.setattr(glyphs, "render_set", lambda name: shop)
+
+
 @pytest.mark.parametrize("name", RECIPES)
-def test_set_is_drawn_to_the_byte(name):
-    assert checksum(render_set(name)) == CHECKSUMS[name]
-
-
-def test_set_is_the_same_in_another_process():
-    code = "from dmlstudy.data.glyphs import checksum, render_set; print(checksum(render_set('glyphs_shop')))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert found == CHECKSUMS["glyphs_shop"]
+def test_set_is_drawn_to_the_byte(name, shop):
+    assert checksum(shop if name == "glyphs_shop" else render_set(name)) == CHECKSUMS[name]
 
 
 def test_classes_are_what_the_recipe_gives():
@@ -80,8 +84,8 @@ def test_keep_classes_takes_the_right_images():
         assert torch.equal(part.images[part.labels == new], split.images[split.labels == old])
 
 
-@pytest.mark.parametrize("damage", [b"", b"half a file", "truncate", "flip"])
-def test_damaged_cache_is_drawn_again(tmp_path, damage):
+@pytest.mark.parametrize("damage", [b"", "truncate", "flip"])
+def test_damaged_cache_is_drawn_again(tmp_path, damage, drawn):
     good = load_parts("glyphs_shop", tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     whole = file.read_bytes()
@@ -96,9 +100,33 @@ def test_damaged_cache_is_drawn_again(tmp_path, damage):
     assert file.read_bytes() == whole
 
 
-def test_harder_jitter_moves_images_farther():
-    maps = np.stack([bitmap(ord("R"), "DejaVuSans")] * 200)
-    spread = [
-        render(maps, JITTER[level], random_stream("test", level)).astype(float).std(axis=0).mean() for level in JITTER
-    ]
-    assert spread == sorted(spread)
+@pytest.mark.parametrize("trouble", ["full", "for reading only", "not a folder"])
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, trouble, drawn):
+    place = tmp_path / "cache"
+    if trouble == "not a folder":
+        place.write_text("")
+        disk = nullcontext()
+    else:
+        disk = small_disk(place, 64)
+    with disk as mount:
+        if trouble == "for reading only":
+            assert mount("-o", "remount,ro")
+        with pytest.warns(UserWarning, match=f"could not be written.*{place}/glyphs_shop-.* drawn again"):
+            assert checksum(load_parts("glyphs_shop", place)) == CHECKSUMS["glyphs_shop"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of Unix")
+def test_a_cached_set_is_as_open_to_others_as_the_umask_says(tmp_path, drawn):
+    before = os.umask(0o022)
+    try:
+        load_parts("glyphs_shop", tmp_path)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o644}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="users have numbers on Unix")
+def test_without_a_home_the_cache_is_in_the_temporary_folder(monkeypatch):
+    [monkeypatch.delenv(name, raising=False) for name in ("HOME", "XDG_CACHE_HOME", "DMLSTUDY_CACHE")]
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # whom no list of users knows
+    assert cache_dir() == Path(tempfile.gettempdir()).resolve() / "dmlstudy-54321"

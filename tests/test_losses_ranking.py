@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dmlstudy.core import generator
 from dmlstudy.distances import pair_masks, unit
 from dmlstudy.losses import ranking
-from dmlstudy.losses.base import Loss, active_counts, triplet_distances
+from dmlstudy.losses.base import Loss, active_counts, batch_distances, triplet_distances
 
 NAMES = [n for n in ranking.__all__ if n.endswith("Loss") and n != "DrawingLoss"]
 TUPLE = [n for n in NAMES if getattr(ranking, n).uses == "triplets"]
@@ -334,6 +334,19 @@ def test_nearly_equal(name, given, more):
     for x in (f.clone().requires_grad_(), f.double().requires_grad_()):
         slopes.append(torch.autograd.grad(make(name, **more).to(x.dtype)(x, labels, triplets), x)[0].double())
     assert (slopes[0] - slopes[1]).norm() < 1e-4 * slopes[1].norm()
+
+
+@pytest.mark.parametrize("squared", [True, False])
+def test_near_duplicates_compiled(squared, monkeypatch):
+    """What a GPU and a compiled graph compute, without a look at the entries, is what the look finds."""
+    g = generator(1, "near")
+    f = unit(torch.randn(20, 32, generator=g)).repeat(2, 1)
+    f[20:] += 1e-4 * torch.randn(20, 32, generator=g) * (torch.arange(20) % 3)[:, None]
+    looked = batch_distances(f, squared)
+    exact = torch.cdist(f.double(), f.double())
+    torch.testing.assert_close(looked, (exact.square() if squared else exact).float(), rtol=1e-4, atol=1e-6)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(batch_distances(f, squared), looked, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.1, 0.5])

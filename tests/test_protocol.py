@@ -7,7 +7,7 @@ import torch
 
 from dmlstudy import protocol as rows_of
 from dmlstudy.core import Run, make_run
-from dmlstudy.data.images import SOURCES
+from dmlstudy.data.layouts import SOURCES
 from dmlstudy.objectives import METHODS
 from dmlstudy.protocol import VERDICTS, checked, here, made, name_of, protocol, verdict
 from dmlstudy.study import PROFILES

@@ -11,7 +11,8 @@ from test_train import on_gpu, steps_without_waiting, stop_at
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
-from dmlstudy.data.images import load_cifar10, load_images, prepare
+from dmlstudy.data.layouts import load_images
+from dmlstudy.data.prepare import prepare
 from dmlstudy.data.transforms import padded
 from dmlstudy.models.backbones import make_backbone
 from dmlstudy.samplers import make_sampler
@@ -186,7 +187,7 @@ def test_a_transform_for_images_of_one_size_is_refused_elsewhere(birds, transfor
 def test_simclr_on_cifar(place, monkeypatch, variant):
     """The paper's rows on miniature batches of CIFAR-10: the profile's own run, but for its length."""
     build("cifar10", "python", place)
-    accept(monkeypatch, "cifar10", load_cifar10(place, strict=False))
+    accept(monkeypatch, "cifar10", load_images("cifar10", place, strict=False))
     fields = {"batch_size": 6, "steps": 5, "eval_every": 5, "lr": 0.01, "variant": variant}
     run = run_of("paper", "cifar10", "SimCLR + SEC", 0, **fields)
     record = train.fit(run, device="cpu", workers=0)
@@ -202,7 +203,7 @@ def test_simclr_on_cifar(place, monkeypatch, variant):
 @pytest.mark.parametrize("pixels", ["decoded", "device"])
 def test_cifar_is_held_in_memory(place, monkeypatch, pixels):
     build("cifar10", "python", place)
-    accept(monkeypatch, "cifar10", load_cifar10(place, strict=False))
+    accept(monkeypatch, "cifar10", load_images("cifar10", place, strict=False))
     run = make_run(BIRDS, dataset="cifar10", model="resnet50_cifar", transform="cifar", pixels=pixels)
     with pytest.raises(ValueError, match="cifar10 is held in memory: leave pixels at 'files'"):
         train.fit(run, device="cpu")

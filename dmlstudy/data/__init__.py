@@ -10,22 +10,22 @@ from pathlib import Path
 
 from ..core import lookup
 from .glyphs import RECIPES, load_glyphs
-from .images import IMAGE_SETS
+from .layouts import SOURCES, load_images
 from .splits import Data
 
 # %% ../../nbs/19_data.ipynb #09f5080a
 DATASETS = {  # name -> function of name and root, for images on disk with options
-    **{name: load_glyphs for name in RECIPES},
-    **{name: lambda name, root, **options: IMAGE_SETS[name](root, **options) for name in IMAGE_SETS},
+    **dict.fromkeys(RECIPES, load_glyphs),
+    **dict.fromkeys(SOURCES, load_images),
 }
 
 
 def make_data(
     name: str,  # name in DATASETS
     root: str | Path | None = None,  # where the data lie, for embedded sets the cache; None: the usual place
-    strict: bool = True,  # images on disk: refuse other numbers of classes and images than the published ones
+    strict: bool = True,  # images on disk: refuse what is not the published data set; False: take it with a warning
     decoded: bool = False,  # images on disk: read the decoded copy that `prepare` wrote
 ) -> Data:  # class-disjoint training and test splits
-    "A data set by name"
-    options = {"strict": strict, "decoded": decoded} if name in IMAGE_SETS else {}
+    "A data set by name; with `strict=False` images that cannot be read are left out, with a warning that names them"
+    options = {"strict": strict, "decoded": decoded} if name in SOURCES else {}
     return lookup("data set", name, DATASETS)(name, root, **options)

@@ -6,8 +6,8 @@
 __all__ = ['Split', 'take', 'keep_classes', 'first_of_each_class', 'Data']
 
 # %% ../../nbs/09_data.splits.ipynb #6bf95f5b
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,10 +20,14 @@ class Split:
     images: Sequence  # N images: a tensor (N, ...), or any sequence whose items are images
     labels: Tensor  # (N,), int64, 0 to C-1
     class_names: tuple[str, ...]  # C names
+    coarse: Tensor | None = None  # (N,), int64, labels of a coarser kind, where the data set has them
+    coarse_names: tuple[str, ...] = ()  # the names of those
 
     def __post_init__(self):
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images need as many labels; got {len(self.labels)}")
+        if self.coarse is not None and len(self.coarse) != len(self.labels):
+            raise ValueError(f"{len(self.labels)} labels need as many coarse ones; got {len(self.coarse)}")
         if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.class_names):
             found = f"{int(self.labels.min())} to {int(self.labels.max())}"
             raise ValueError(f"labels must lie in 0 to {len(self.class_names) - 1}; got {found}")
@@ -48,7 +52,8 @@ def take(
         images = images[indices]
     else:  # files are not read to be chosen
         images = images.take(indices) if hasattr(images, "take") else [images[i] for i in indices.tolist()]
-    return replace(split, images=images, labels=split.labels[indices])
+    coarse = None if split.coarse is None else split.coarse[indices]
+    return replace(split, images=images, labels=split.labels[indices], coarse=coarse)
 
 
 def keep_classes(
@@ -75,13 +80,14 @@ def first_of_each_class(
 # %% ../../nbs/09_data.splits.ipynb #6a987254
 @dataclass(frozen=True, eq=False)
 class Data:
-    "A data set: training classes, and test classes as one split or as query and gallery"
+    "A data set: training classes, and test classes as one split, as query and gallery, or both"
 
     name: str
     train: Split
     test: Split | None = None  # leave-one-out retrieval
     query: Split | None = None  # with gallery: each query is searched in the gallery
     gallery: Split | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)  # images that cannot be read, with the reason; not strict
 
     def validation(
         self,

@@ -32,6 +32,11 @@ from dmlstudy.losses.base import (
 )
 
 # %% ../../nbs/50_losses.ranking.ipynb #9897242c
+def _positives(labels: Tensor) -> Tensor:
+    "The first of `pair_masks`, without the time of the second"
+    return (labels[:, None] == labels).fill_diagonal_(False)
+
+
 def triplet_weights(
     positives: Tensor,  # (B, B), which j are a's positives; all others but a itself are its negatives
     dtype: torch.dtype,
@@ -61,7 +66,7 @@ class ContrastiveLoss(Loss):
         if triplets is not None:
             d_ap, d_an = triplet_distances(z, triplets, offset=offset)
             return ((d_ap - self.pos_margin).relu() + (self.neg_margin - d_an).relu()).sum() / max(1, len(d_ap))
-        d, positives = batch_distances(z, offset=offset), pair_masks(labels)[0]
+        d, positives = batch_distances(z, offset=offset), _positives(labels)
         weights, n_positives, n_negatives = triplet_weights(positives, z.dtype)
         terms = torch.where(positives, d - self.pos_margin, self.neg_margin - d).relu()
         return (terms * weights).sum() / (n_positives * n_negatives).sum().clamp(min=1)
@@ -85,7 +90,7 @@ class TripletLoss(Loss):
         if triplets is not None:
             d_ap, d_an = triplet_distances(z, triplets, self.squared)
             return (d_ap - d_an + self.margin).relu().sum() / max(1, len(d_ap))
-        d, positives = batch_distances(z, self.squared), pair_masks(labels)[0]
+        d, positives = batch_distances(z, self.squared), _positives(labels)
         total, _ = all_triplet_hinge(d, positives, self.margin)
         n_positives, n_negatives = triplets_per_anchor(positives)
         return total / (n_positives * n_negatives).sum().clamp(min=1)
@@ -121,7 +126,7 @@ class MarginLoss(Loss):
             check_classes(labels, self.n_classes)
             beta = beta.index_select(0, labels if triplets is None else labels.index_select(0, triplets[0]))
         if triplets is None:
-            return self.all_triplets(z, beta[:, None] if self.n_classes else beta, pair_masks(labels)[0])
+            return self.all_triplets(z, beta[:, None] if self.n_classes else beta, _positives(labels))
         published = self.variant == "published"
         d_ap, d_an = triplet_distances(z, triplets, squared=published)
         if published:
@@ -243,7 +248,7 @@ class QuadrupletLoss(DrawingLoss):
         index = torch.arange(len(labels), device=labels.device)
         a, p = index.repeat_interleave(len(index)), index.repeat(len(index))
         n, found = draw_outside(labels, labels[a][:, None], self.draw(len(a), labels.device))
-        return (a, p, n), pair_masks(labels)[0].flatten() & found
+        return (a, p, n), _positives(labels).flatten() & found
 
 # %% ../../nbs/50_losses.ranking.ipynb #781a1d68
 class SNRLoss(Loss):
@@ -266,7 +271,7 @@ class SNRLoss(Loss):
         signal = centred.square().sum(1)
         signal = signal.masked_fill(signal < 1e-12, 1.0)
         if triplets is None:
-            positives = pair_masks(labels)[0]
+            positives = _positives(labels)
             n_positives, n_negatives = triplets_per_anchor(positives)
             ratios = batch_distances(centred, squared=True) / signal[:, None]
             hinges, active = all_triplet_hinge(ratios, positives, self.margin)
@@ -395,7 +400,7 @@ class HistogramLoss(Loss):
         s = (similarities(z)).clamp(-1, 1).flatten()
         positives, negatives = (mask.flatten() for mask in pair_masks(labels))
         place = (s + 1) * ((self.bins - 1) / 2)
-        node = place.detach().long().clamp(max=self.bins - 2)
+        node = place.detach().long().clamp(0, self.bins - 2)  # of NaN too, whose share is NaN
         share = place - node
         index = node + self.bins * negatives
         counted = positives | negatives
@@ -433,7 +438,8 @@ class MultiSimilarityLoss(Loss):
             positives = positives & (s.detach() < self.max_positive)
         farthest = s.detach().masked_fill(~positives, torch.inf).amin(1, keepdim=True)
         nearest = s.detach().masked_fill(~negatives, -torch.inf).amax(1, keepdim=True)
-        keep_p, keep_n = positives & (s - self.epsilon < nearest), negatives & (s + self.epsilon > farthest)
+        keep_p = positives & ~(s - self.epsilon >= nearest)  # so that NaN is kept
+        keep_n = negatives & ~(s + self.epsilon <= farthest)
         pull = log1p_sum_exp(self.alpha * (self.lam - s), keep_p) / self.alpha
         push = log1p_sum_exp(self.beta * (s - self.lam), keep_n) / self.beta
         n_anchors = len(z) if self.mean_over == "batch" else keep_n.any(1).sum().clamp(min=1)

@@ -175,7 +175,7 @@ def read_weights(
         ) from error
     for key in ("state_dict", "model"):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise ValueError(f"{path} holds no state dict (names and tensors), but a {type(state).__name__}.")
     return {name.removeprefix("module."): value for name, value in state.items()}
 

@@ -22,7 +22,7 @@ import torchvision
 from torch import Tensor
 
 from ..core import Run, asset, generator, lookup, write_atomically
-from ..data.images import Files, verify
+from ..data.files import Files, verify
 from ..feeds import Feed, FileFeed, feed_of, splits_of
 from ..methods import METHODS
 from ..models import make_model
@@ -194,11 +194,10 @@ def resolve(
     check_run(run)
     splits = splits_of(run)
     state = start(run, feed_of(run, splits, device, workers), device)
-    checked = {part: verify(split, not run.strict_data) for part, split in splits.items()}  # takes minutes
-    if skipped := sum(n for _, n in checked.values()):
-        splits = {part: split for part, (split, _) in checked.items()}
+    splits, left_out = verify(splits, run.strict_data)  # takes minutes, so what fails at once comes before
+    if left_out:
         state = start(run, feed_of(run, splits, device, workers), device)
-        state.skipped = skipped
+        state.skipped = len(left_out)
     coarse = {part: getattr(split, "coarse", None) for part, split in splits.items()}
     state.coarse = {part: labels.to(device) for part, labels in coarse.items() if labels is not None}
     return state
