@@ -37,7 +37,8 @@ from .records import SELECTIONS, selected, summary
 from .samplers.label import SPCSampler
 from .study import PROFILES, Profile, methods_of, run_of
 from .tables import published
-from .train import decay_rates, metrics_of, milestone_steps, precision, sampler_of, start
+from .train.network import decay_rates, matmul_precision, milestone_steps
+from .train.state import metrics_of, sampler_of, start
 
 # %% ../nbs/95_protocol.ipynb #3ce28b43
 def one(
@@ -216,7 +217,7 @@ class Protocol(Live):
     @property
     def tf32(self) -> bool:
         "Whether convolutions of a run may be computed in TF32 on a GPU"
-        with precision(self.run.precision):
+        with matmul_precision(self.run.precision):
             return torch.backends.cudnn.allow_tf32
 
 # %% ../nbs/95_protocol.ipynb #f698777e

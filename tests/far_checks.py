@@ -9,6 +9,7 @@ import torch
 from edge_batches import CLASSES, DIM, FINITE
 from far_device import FAR, Far, Mixed, Wait
 from test_data_images import accept, build
+from test_train import stop_at
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
@@ -16,14 +17,17 @@ from dmlstudy.data.layouts import load_images
 from dmlstudy.data.prepare import prepare
 from dmlstudy.feeds import feed_of, splits_of
 from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.methods import METHODS
 from dmlstudy.metrics import evaluate
 from dmlstudy.miners import make_miner
-from dmlstudy.objectives import METHODS, make_objective
+from dmlstudy.objectives import make_objective
 from dmlstudy.regularizers import REGULARIZERS, ManifoldMixup, balance_gradients, make_regularizer
+from dmlstudy.train.network import OPTIMIZERS
+from dmlstudy.train.state import start
 
 TINY = {"dataset": "glyphs_many", "steps": 4, "eval_every": 2, "images_per_class": 4}
 BIRDS = {
-    "dataset": "cub200", "fold": -1, "model": "resnet50", "weights": "none", "embed_dim": 8, "method": "Triplet (R)",
+    "dataset": "cub200", "fold": None, "model": "resnet50", "weights": None, "embed_dim": 8, "method": "Triplet (R)",
     "batch_size": 4, "steps": 2, "eval_every": 1, "lr": 1e-4,
 }  # fmt: skip
 
@@ -176,12 +180,8 @@ def test_kinds_of_runs(far, fields):
 def test_a_stopped_run_goes_on(far, tmp_path, sampler):
     run = make_run(TINY, dataset="glyphs_fine", eval_every=1, sampler=sampler, images_per_class=10)
 
-    def stop(step, measured):
-        if step == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train.fit(run, device="far", folder=tmp_path / "run", report=stop, checkpoint_every=0)
+        train.fit(run, "far", tmp_path / "run", [stop_at(3), train.Checkpoint(every=0)])
     again, whole = train.fit(run, device="far", folder=tmp_path / "run"), train.fit(run, device="far")
     assert json.dumps([again["curves"], again["terms"]]) == json.dumps([whole["curves"], whole["terms"]])
 
@@ -223,18 +223,15 @@ STEPS = [
 @pytest.mark.parametrize("fields", STEPS, ids=str)
 def test_steps_do_not_wait(birds, far, monkeypatch, fields):
     """Data, network, miner, loss and optimiser; but for miners that say so."""
-    for name in train.OPTIMIZERS:  # fused, as on a GPU
-        make = train.OPTIMIZERS[name]
-        monkeypatch.setitem(train.OPTIMIZERS, name, lambda groups, _, make=make: make(groups, torch.device("cuda")))
-    fields = {**TINY, "method": "Margin (D, beta=1.2)", **fields, "steps": 40}
+    for name, make in OPTIMIZERS.items():  # fused, as on a GPU
+        monkeypatch.setitem(OPTIMIZERS, name, lambda groups, run, fused, make=make: make(groups, run, True))
+    fields = {**TINY, "method": "Margin (D, beta=1.2)", **fields, "steps": 40, "eval_every": 40}
     run = make_run(fields, method="Margin (D, beta=1.2)") if fields["method"] == "Triplet (R)" else make_run(fields)
     feed = feed_of(run, splits_of(run), FAR)
-    state, sampler = train.start(run, feed, FAR), train.sampler_of(run, feed.labels["train"].cpu())
-    batches = feed.stream(sampler, 0, run.steps)
-    train.train_steps(state, batches, sampler, 3)
+    state, guard = start(run, feed, FAR), train.Guard()
+    batches = feed.stream(state.sampler, 0, run.steps)
+    train.train_steps(state, batches, 3, [guard])
     far.waits.clear()
-    with pytest.raises(StopIteration):
-        train.train_steps(state, (next(batches) for _ in range(3)), sampler, run.steps)
-    assert state.step == 6
+    train.train_steps(state, batches, 6, [guard])
     waits = [wait for wait in far.waits if not (run.method.startswith("SHT") and "nonzero" in wait)]
     assert not waits

@@ -1,7 +1,6 @@
 """One run: the same bits again, in another process, after a kill; and errors that say what to do."""
 
 import dataclasses
-import itertools
 import json
 import math
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,14 +16,29 @@ from disks import small_disk
 
 from dmlstudy import train
 from dmlstudy.core import make_run
-from dmlstudy.data import make_data
 from dmlstudy.feeds import Feed, splits_of
-from dmlstudy.objectives import METHODS, make_objective
+from dmlstudy.methods import METHODS
 from dmlstudy.samplers import SAMPLERS
-from dmlstudy.study import PROFILES, trials
-from dmlstudy.train import BROKEN, Pace, embed, fit, milestone_steps, precision, sampler_of, start, train_steps
+from dmlstudy.train import BROKEN, Checkpoint, Guard, Progress, fit, train_steps
+from dmlstudy.train.network import Network, matmul_precision
+from dmlstudy.train.state import State, sampler_of, start
 
 TINY = {"dataset": "glyphs_many", "steps": 6, "eval_every": 3, "images_per_class": 4}
+
+
+def at_start(**fields) -> State:
+    run = make_run(TINY, **fields)
+    return start(run, Feed(run, splits_of(run), torch.device("cpu")), torch.device("cpu"))
+
+
+def stop_at(last: int) -> SimpleNamespace:
+    """A hook that ends a run at an evaluation, before its checkpoint."""
+
+    def measured(state, step, values):
+        if step == last:
+            raise KeyboardInterrupt
+
+    return SimpleNamespace(measured=measured)
 
 
 def content(record: dict) -> str:
@@ -74,29 +89,24 @@ def test_threads_are_put_back():
 
 
 def test_learning_rates_decay_at_milestones():
-    run = make_run(TINY, lr=1e-3, lr_decay=0.1, milestones="0.5", head_lr_factor=2.0)
-    assert milestone_steps(run) == [3]
-    feed = Feed(run, splits_of(run), torch.device("cpu"))
-    state, sampler = start(run, feed, torch.device("cpu")), sampler_of(run, feed.labels["train"])
-    batches = feed.stream(sampler, 0, run.steps)
-    train_steps(state, batches, sampler, 3)
+    state = at_start(lr=1e-3, lr_decay=0.1, milestones="0.5", head_lr_factor=2.0)
+    batches = state.feed.stream(state.sampler, 0, 6)
+    train_steps(state, batches, 3)
     assert [g["lr"] for g in state.optimizer.param_groups][:2] == [1e-3, 2e-3]
-    train_steps(state, batches, sampler, 4)
+    train_steps(state, batches, 4)
     assert [g["lr"] for g in state.optimizer.param_groups][:2] == pytest.approx([1e-4, 2e-4])
 
 
 def test_learning_rates_along_a_cosine_go_on_after_a_stop():
     fields = {"steps": 9, "lr": 0.4, "head_lr_factor": 2.0, "lr_decay": 1e-3, "milestones": "cosine"}
     method = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "optimizer": "sgd"}
-    run = make_run(TINY, **fields, **method)
-    feed, device = Feed(run, splits_of(run), torch.device("cpu")), torch.device("cpu")
-    sampler, seen = sampler_of(run, feed.labels["train"]), []
-    batches, state = feed.stream(sampler, 0, run.steps), start(run, feed, device)
-    for step in range(run.steps):
+    state, seen = at_start(**fields, **method), []
+    batches = state.feed.stream(state.sampler, 0, 9)
+    for step in range(9):
         if step == 5:
-            saved, state = state.state_dict(), start(run, feed, device)
+            saved, state = state.state_dict(), at_start(**fields, **method)
             state.load_state_dict(saved)
-        train_steps(state, batches, sampler, step + 1)
+        train_steps(state, batches, step + 1)
         seen.append([g["lr"] for g in state.optimizer.param_groups])
     expected = [4e-4 + (0.4 - 4e-4) * (1 + math.cos(math.pi * step / 9)) / 2 for step in range(9)]
     assert [rates[0] for rates in seen] == pytest.approx(expected) and expected[0] == 0.4
@@ -128,10 +138,11 @@ def test_simclr_learns_without_labels():
         feed = Feed(run, splits_of(run), torch.device("cpu"))
         if renamed:
             feed.labels["train"] = feed.labels["train"].flip(0) // 3
-        state, sampler = start(run, feed, torch.device("cpu")), sampler_of(run, feed.labels["train"])
-        indices, x, labels = next(feed.stream(sampler, 0, 1))
+        state = start(run, feed, torch.device("cpu"))
+        indices, x, labels = next(feed.stream(state.sampler, 0, 1))
         z = torch.nn.functional.normalize(state.network(x).detach().double())
-        ways.append(train_steps(state, feed.stream(sampler, 0, 1), sampler, 1))
+        train_steps(state, feed.stream(state.sampler, 0, 1), 1)
+        ways.append({name: float(value) for name, value in state.sums.items()})
         by_loop = 0.0
         for i in range(48):
             others = [math.exp(float(z[i] @ z[j]) / 0.5) for j in range(48) if j != i]
@@ -148,12 +159,9 @@ def test_views_that_there_are_not_are_named():
 
 
 def test_frozen_parts_do_not_move():
-    run = make_run(TINY, method="Softmax", lr=1e-2)
-    feed = Feed(run, splits_of(run), torch.device("cpu"))
-    state = start(run, feed, torch.device("cpu"))
+    state = at_start(method="Softmax", lr=1e-2)
     before = {k: v.clone() for k, v in state.network.model.state_dict().items()}
-    sampler = sampler_of(run, feed.labels["train"])
-    train_steps(state, feed.stream(sampler, 0, 3), sampler, 3)
+    train_steps(state, state.feed.stream(state.sampler, 0, 3), 3)
     moved = {k for k, v in state.network.model.state_dict().items() if not torch.equal(before[k], v)}
     assert moved == {
         "backbone.tail.0.weight",
@@ -170,15 +178,6 @@ def test_same_seed_same_start_for_all_methods():
     assert starts[0] == starts[1]
     other = fit(make_run(TINY, steps=3, method="Softmax", seed=1), device="cpu")
     assert other["curves"]["test"]["recall@1"][0] != starts[0]
-
-
-def test_embed_equals_the_feed():
-    run = make_run(TINY)
-    feed = Feed(run, splits_of(run), torch.device("cpu"))
-    model = start(run, feed, torch.device("cpu")).network.model
-    with torch.no_grad():
-        direct = model.eval().embed_stem(feed.inputs["test"][:, 0])
-    assert torch.allclose(embed(model, make_data("glyphs_many").test), direct, atol=1e-4)
 
 
 WHOLE = {**TINY, "dataset": "glyphs_fine", "method": "Softmax", "steps": 4, "eval_every": 2, "train_stem": True}
@@ -212,7 +211,7 @@ def test_only_full_batches_are_compiled(monkeypatch):
     network = start(run, feed, torch.device("cpu")).network
     images = feed.inputs["train"][:, 0]
     for size in (8, 3, 5, 7, 112, 9):
-        assert torch.allclose(network(images[:size]), network.plain(images[:size]), atol=1e-5)
+        assert torch.allclose(network(images[:size]), network.eager(images[:size]), atol=1e-5)
     assert graphs == [{8}, {112}]
 
 
@@ -222,7 +221,7 @@ def flags() -> tuple:
 
 def test_float32_means_32_bits_in_convolutions_too(monkeypatch):
     before, seen = flags(), {}
-    forward, backward = torch.nn.Conv2d.forward, train.Network.backward
+    forward, backward = torch.nn.Conv2d.forward, Network.backward
 
     def look(self, x):
         seen.setdefault("forward", set()).add((*flags(), torch.is_autocast_enabled("cpu")))
@@ -233,14 +232,14 @@ def test_float32_means_32_bits_in_convolutions_too(monkeypatch):
         backward(self, f, gradient)
 
     monkeypatch.setattr(torch.nn.Conv2d, "forward", look)
-    monkeypatch.setattr(train.Network, "backward", look_back)
+    monkeypatch.setattr(Network, "backward", look_back)
     exact, fast = ("highest", False), ("high", True)
     for name, want in (("float32", exact), ("tf32", fast), ("bf16", exact)):
         seen.clear()
         fit(make_run(WHOLE | {"steps": 1, "eval_every": 1, "precision": name}), device="cpu")
         assert seen == {"forward": {(*want, name == "bf16")}, "backward": {want}}
         assert flags() == before
-    with pytest.raises(ValueError, match="There is no precision 'fp16'"), precision("fp16"):
+    with pytest.raises(ValueError, match="There is no precision 'fp16'"), matmul_precision("fp16"):
         pass
 
 
@@ -254,7 +253,7 @@ def test_a_full_disk_costs_the_weights_and_not_the_record(disk):
     (place, mount), run = disk, make_run(TINY)
     (place / "filler").write_bytes(bytes(1_400_000))
     with pytest.warns(UserWarning) as told:
-        record = fit(run, device="cpu", folder=place, checkpoint_every=0)
+        record = fit(run, device="cpu", folder=place, hooks=[Checkpoint(every=0)])
     told = [str(warning.message) for warning in told if "could not be written" in str(warning.message)]
     assert all(f"{place}" in line and "its disk is full" in line for line in told)
     assert "checkpoint.pt" in told[0] and "goes on without" in told[0]
@@ -262,13 +261,13 @@ def test_a_full_disk_costs_the_weights_and_not_the_record(disk):
     assert content(record) == content(fit(run, device="cpu")) and [file.name for file in place.iterdir()] == ["filler"]
     assert mount("-o", "remount,ro")
     with pytest.raises(OSError, match="Read-only"):
-        fit(run, device="cpu", folder=place, report=lambda *_: pytest.fail("it was trained first"))
+        fit(run, "cpu", place, [SimpleNamespace(begin=lambda state: pytest.fail("it was trained first"))])
 
 
 def test_two_runs_in_one_folder_do_not_harm_each_other(tmp_path):
     code = (
-        "import sys; from dmlstudy.core import make_run; from dmlstudy.train import fit; "
-        f"fit(make_run({TINY!r}, steps=60, eval_every=1), device='cpu', folder=sys.argv[1], checkpoint_every=0)"
+        "import sys; from dmlstudy.core import make_run; from dmlstudy.train import Checkpoint, fit; "
+        f"fit(make_run({TINY!r}, steps=30, eval_every=1), 'cpu', sys.argv[1], [Checkpoint(every=0)])"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
@@ -281,14 +280,15 @@ def test_precisions_by_pytorchs_newer_settings(place):
     code = f"""
 import torch
 from dmlstudy.core import make_run
-from dmlstudy.train import fit, precision
+from dmlstudy.train import fit
+from dmlstudy.train.network import matmul_precision
 b = torch.backends
 b{place}.fp32_precision = "tf32"
 places = (b, b.cuda.matmul, b.cudnn, b.cudnn.conv, b.cudnn.rnn, b.mkldnn.matmul)
 look = lambda: [p.fp32_precision.replace("none", "ieee") for p in places]  # the same, but for what asks a wider place
 before = look()
 for name in ("float32", "tf32", "bf16"):
-    with precision(name):
+    with matmul_precision(name):
         of_places = {{b.cuda.matmul.fp32_precision, b.cudnn.conv.fp32_precision}}
         if "none" in of_places:  # then it is what holds for all of cuDNN
             of_places |= {{b.cudnn.fp32_precision}}
@@ -301,14 +301,48 @@ assert look() == before, (look(), before)
     assert found.returncode == 0, found.stderr
 
 
-def test_a_run_tells_how_it_stands(monkeypatch, capsys):
-    run, told = make_run(TINY, steps=6), []
-    monkeypatch.setattr(Pace.__init__, "__defaults__", (0, None, False, 0.0))
-    fit(run, device="cpu", tell=told.append, progress=True)
-    assert [t["step"] for t in told] == [1, 2, 3, 4, 5, 6] and told[-1]["seconds_left"] == 0
-    assert all(t["steps"] == 6 and t["images_per_second"] > 0 and "loss" in t["terms"] for t in told)
+def test_a_run_says_how_it_is_doing(capsys):
+    news = []
+    fit(make_run(TINY), device="cpu", hooks=[Progress(tell=news.append, every=0)])
+    assert [told["step"] for told in news] == [1, 2, 3, 4, 5, 6] and news[-1]["seconds_left"] == 0
+    assert all(told["steps"] == 6 and told["images_per_second"] > 0 and "loss" in told["terms"] for told in news)
     shown = capsys.readouterr().err
     assert "672/672" in shown and "image/s" in shown and "loss=" in shown and "validation recall@1=" in shown
+
+
+def test_every_hook_hears_of_the_end():
+    ends = []
+    hooks = [SimpleNamespace(end=lambda state, error: ends.append(error)), stop_at(3)]
+    with pytest.raises(KeyboardInterrupt):
+        fit(make_run(TINY), device="cpu", hooks=hooks)
+    fit(make_run(TINY, steps=0), device="cpu", hooks=hooks)
+    assert isinstance(ends[0], KeyboardInterrupt) and ends[1:] == [None]
+
+
+def test_monitors_of_each_step_change_nothing_and_go_on(tmp_path):
+    run = make_run(TINY, method="SHT", steps=6, eval_every=2, monitor=True)
+    whole, without = fit(run, device="cpu"), fit(make_run(run.changed(), monitor=False), device="cpu")
+    assert whole["curves"] == without["curves"] and "monitor" not in without
+    assert all(len(values) == 6 for values in whole["monitor"].values())
+    mean, variance, cv = (whole["monitor"][f"norm_{name}"] for name in ("mean", "var", "cv"))
+    assert cv == pytest.approx([v**0.5 / m for m, v in zip(mean, variance, strict=True)], rel=1e-3)
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, "cpu", tmp_path, [stop_at(4), Checkpoint(every=0)])
+    assert content(fit(run, device="cpu", folder=tmp_path)) == content(whole)
+
+
+def test_the_record_holds_what_the_rules_choose():
+    record = fit(make_run(TINY, method="Softmax", lr=3e-3, steps=8, eval_every=1), device="cpu")
+    test, steps = record["curves"]["test"], {str(step) for step in train.chosen_steps(record["curves"])}
+    assert {*record["classes"]["hits"]} == steps and "8" in steps
+    for step, hits in record["classes"]["hits"].items():
+        assert all(h <= n for h, n in zip(hits, record["classes"]["n"], strict=True))
+        recall = test["recall@1"][test["step"].index(int(step))]
+        assert sum(hits) / sum(record["classes"]["n"]) == pytest.approx(recall, abs=1e-6)
+    for spectra in record["spectra"].values():
+        assert {*spectra} == steps | {"0"}
+        assert all(s == sorted(s, reverse=True) and 0 < sum(s) < 1.001 for s in spectra.values())
+    assert json.loads(json.dumps(record)) == record
 
 
 def test_a_broken_run_leaves_the_state_that_broke(tmp_path):
@@ -321,13 +355,12 @@ def test_a_broken_run_leaves_the_state_that_broke(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["NPair", "Softmax"])
-def test_a_late_look_finds_the_step_that_broke(tmp_path, monkeypatch, method):
+def test_a_late_look_finds_the_step_that_broke(tmp_path, method):
     run = make_run(TINY, dataset="glyphs_fine", method=method, steps=50, eval_every=50, lr=1e18, loss_lr=1e18)
     told = []
     for patience in (1, 50):  # a GPU is asked now and then only
-        monkeypatch.setattr(train, "_patience", lambda *given, patience=patience: patience)
         with pytest.raises(train.NonFiniteLoss) as error:
-            fit(run, device="cpu", folder=tmp_path / str(patience))
+            fit(run, "cpu", tmp_path / str(patience), [Guard(patience)])
         told.append(str(error.value).partition(". The state")[0])
     early, late = (torch.load(tmp_path / f"{n}" / BROKEN, weights_only=True) for n in (1, 50))
     assert told[0] == told[1] and early["step"] == late["step"] < 49
@@ -340,7 +373,7 @@ def test_a_late_look_finds_the_step_that_broke(tmp_path, monkeypatch, method):
 @pytest.mark.parametrize("method", ["Margin (D, beta=1.2)", "Triplet (R)", "MultiSimilarity", "Histogram", "Softmax"])
 def test_embeddings_that_are_no_numbers_stop_the_run(tmp_path, monkeypatch, method):
     """Also where the loss of such embeddings is a number."""
-    call = train.Network.__call__
+    call = Network.__call__
 
     def broken(network, x, step=0):
         f = call(network, x, step)
@@ -350,7 +383,7 @@ def test_embeddings_that_are_no_numbers_stop_the_run(tmp_path, monkeypatch, meth
             else f
         )
 
-    monkeypatch.setattr(train.Network, "__call__", broken)
+    monkeypatch.setattr(Network, "__call__", broken)
     run = make_run(TINY, method=method)
     with pytest.raises(train.NonFiniteLoss, match=r"the embedding of .* at step 2: .*Training images of the batch: \["):
         fit(run, device="cpu", folder=tmp_path)
@@ -374,17 +407,13 @@ def spoil(file, how) -> None:
 
 
 @pytest.mark.parametrize("how", ["a bit", "half", "empty", "words", "no optimiser"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
+def test_a_damaged_checkpoint_is_ignored(tmp_path, how):
     run = make_run(TINY, eval_every=2)
 
-    def stop(step, measured):
-        if step == 4:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fit(run, device="cpu", folder=tmp_path, report=stop, checkpoint_every=0)
+        fit(run, "cpu", tmp_path, [stop_at(4), Checkpoint(every=0)])
     spoil(tmp_path / "checkpoint.pt", how)
-    damaged = pytest.warns(UserWarning, match="checkpoint.pt is damaged and passed over, the run begins anew")
+    damaged = pytest.warns(UserWarning, match="checkpoint.pt is damaged and ignored, the run begins anew")
     with nullcontext() if how == "no optimiser" else damaged:
         again = fit(run, device="cpu", folder=tmp_path)
     assert content(again) == content(fit(run, device="cpu"))
@@ -406,12 +435,8 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
     assert len(sampler_of(run, splits_of(run)["train"].labels)) == 7
     whole = fit(run, device="cpu")
 
-    def stop(step, measured):
-        if step == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fit(run, device="cpu", folder=tmp_path / "run", report=stop, checkpoint_every=0)
+        fit(run, "cpu", tmp_path / "run", [stop_at(3), Checkpoint(every=0)])
     assert torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["state"]["step"] == 2
     assert content(fit(run, device="cpu", folder=tmp_path / "run")) == content(whole)
 
@@ -434,31 +459,18 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
         ({"eval_every": 0}, "eval_every must be a number of at least 1; got 0"),
         ({"embed_dim": 0}, "embed_dim must be a number of at least 1; got 0"),
         ({"lr": float("nan")}, "lr must be a number of at least 0; got nan"),
-        ({"method": "Softmax", "p_switch": 0.1}, "Softmax: it has no rho_distance"),
-        ({"method": "Triplet (D)", "eta": 0.1}, r"Triplet \(D\): it has no norm regulariser"),
-        ({"eta": float("nan")}, "eta must be a number, below 0 for the method's own; got nan"),
+        ({"method": "Softmax", "p_switch": 0.1}, "p_switch=0.1 means nothing"),
+        ({"method": "Triplet (D)", "eta": 0.1}, "eta=0.1 means nothing"),
+        ({"eta": float("nan")}, "eta must be a number of at least 0; got nan"),
         ({"method": "SimCLR"}, "views of at least 2 images, none twice: use sampler='shuffle'; got 'spc'"),
         ({"method": "SimCLR", "sampler": "shuffle", "batch_size": 1}, "at least 2 images.* batch_size=1"),
         ({"milestones": "cosine"}, "with cosine the learning rates fall to lr_decay of what they were"),
-        ({"fold": -2}, "fold must be the number of a fold, or -1 for none; got -2"),
+        ({"fold": -2}, "fold must be a number of at least 0; got -2"),
     ],
 )
 def test_wrong_settings_are_named_before_training(fields, message):
     with pytest.raises(ValueError, match=message):
         fit(make_run({**TINY, **fields}), device="cpu")
-
-
-@pytest.mark.parametrize("profile", ["smoke", "glyphs", "glyphs_full"])
-def test_every_trial_of_a_search_has_an_objective(profile):
-    asked = set()
-    for dataset, name in itertools.product(PROFILES[profile].datasets, METHODS):
-        for fields in trials(profile, dataset, name):
-            p_switch, eta = (fields.get(name, -1.0) for name in ("p_switch", "eta"))
-            made = make_objective(name, dataset, 10, 8, p_switch=p_switch, eta=eta)
-            assert p_switch < 0 or made.miner.p_switch == p_switch
-            assert eta < 0 or [term.eta for term in made.regularizers.values()] == [eta]
-            asked |= {*fields}
-    assert {"lr", "p_switch", "eta"} <= asked
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -469,23 +481,19 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA 
 @pytest.mark.parametrize("train_stem", [False, True])
 def test_a_step_does_not_wait_for_the_gpu(train_stem):
     run, device = make_run(dataset="glyphs_fine", train_stem=train_stem), torch.device("cuda")
-    feed = Feed(run, splits_of(run), device)
-    state, sampler = start(run, feed, device), sampler_of(run, feed.labels["train"].cpu())
-    batches = feed.stream(sampler, 0, run.steps)
-    train_steps(state, batches, sampler, 3)
-    steps_without_waiting(state, batches, sampler)
+    steps_without_waiting(start(run, Feed(run, splits_of(run), device), device))
 
 
-def steps_without_waiting(state, batches, sampler) -> None:
+def steps_without_waiting(state) -> None:
     """Three steps; a copy that waits, a count, a look at a value: each raises."""
+    batches, guard = state.feed.stream(state.sampler, 0, state.run.steps), Guard()
+    train_steps(state, batches, 3, [guard])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with pytest.raises(StopIteration):  # before the look that ends a row of steps
-            train_steps(state, itertools.islice(batches, 3), sampler, state.run.steps)
+        train_steps(state, batches, 6, [guard])
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert state.step == 6
 
 
 @pytest.mark.gpu
@@ -506,12 +514,8 @@ def test_a_stopped_run_goes_on_on_a_gpu(tmp_path, sampler):
     run = make_run(TINY, dataset="glyphs_fine", steps=4, eval_every=1, sampler=sampler, images_per_class=10)
     whole = fit(run, device="cuda")
 
-    def stop(step, measured):
-        if step == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fit(run, device="cuda", folder=tmp_path / "run", report=stop, checkpoint_every=0)
+        fit(run, "cuda", tmp_path / "run", [stop_at(3), Checkpoint(every=0)])
     again = fit(run, device="cuda", folder=tmp_path / "run")
     assert again["terms"]["loss"] == pytest.approx(whole["terms"]["loss"], rel=1e-3)
 

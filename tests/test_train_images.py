@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from test_data_images import accept, build, photograph
-from test_train import on_gpu, steps_without_waiting
+from test_train import on_gpu, steps_without_waiting, stop_at
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
@@ -19,7 +19,7 @@ from dmlstudy.samplers import make_sampler
 from dmlstudy.study import run_of
 
 BIRDS = {
-    "dataset": "cub200", "fold": -1, "model": "resnet50", "weights": "none", "embed_dim": 8, "method": "Triplet (R)",
+    "dataset": "cub200", "fold": None, "model": "resnet50", "weights": None, "embed_dim": 8, "method": "Triplet (R)",
     "batch_size": 4, "steps": 2, "eval_every": 1, "lr": 1e-4,
 }  # fmt: skip
 
@@ -56,13 +56,9 @@ def test_workers_change_nothing_and_a_stopped_run_goes_on(birds, tmp_path, pixel
     assert whole["curves"]["test"]["step"] == [0, 1, 2] and whole["terms"]["step"] == [1, 2]
     assert content(train.fit(run, device="cpu", workers=2)) == content(whole)
 
-    def stop(step, measured):
-        if step == 2:
-            raise KeyboardInterrupt
-
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train.fit(run, device="cpu", folder=folder, workers=0, report=stop, checkpoint_every=0)
+        train.fit(run, "cpu", folder, [stop_at(2), train.Checkpoint(every=0)], 0)
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["state"]["step"] == 1
     assert content(train.fit(run, device="cpu", folder=folder, workers=0)) == content(whole)
 
@@ -98,52 +94,33 @@ def test_networks_samplers_and_precisions(birds, model, sampler, precision):
 def test_every_set_is_checked_trained_measured_and_recorded(place, monkeypatch, name, layout, part):
     build(name, layout, place)
     run = make_run(BIRDS, dataset=name)
-    with pytest.raises(ValueError, match="--any-counts, takes it all the same"):
+    with pytest.raises(ValueError, match="--no-strict"):
         train.fit(run, device="cpu", workers=0)
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
-    record = train.fit(run, device="cpu", workers=0)
+    with pytest.warns(UserWarning):
+        record = train.fit(make_run(run.changed(), strict_data=False), device="cpu", workers=0)
     test = record["curves"]["test"]
     assert test["step"] == [0, 1, 2] and all(0 <= value <= 1 for value in test[part])
-    assert test["norm_mean"][0] != test["norm_mean"][2] and record["made"]["any_counts"] is True
+    assert test["norm_mean"][0] != test["norm_mean"][2]
 
 
-def test_images_are_skipped_when_the_environment_says_so(birds, monkeypatch):
-    broken = next(birds.rglob("*Owl_1.jpg"))
-    broken.write_bytes(broken.read_bytes()[:300])
-    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
-    assert train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0)["made"]["skipped_images"] == 1
-    with pytest.raises(ValueError, match="--skip-unreadable"):
-        train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0, skip_unreadable=False)
+def stopped(run, folder):
+    """A run that ends after its first evaluation but one."""
+
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(run, "cpu", folder, [stop_at(2), train.Checkpoint(every=0)], 0)
+    assert (folder / "checkpoint.pt").is_file()
 
 
 def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
     broken = next(birds.rglob("*Auk_1.jpg"))
     whole = broken.read_bytes()
     broken.write_bytes(whole[:300])
-
-    def stop(step, measured):
-        if step == 2:
-            raise KeyboardInterrupt
-
-    run, folder = make_run(BIRDS), tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        train.fit(run, "cpu", folder, stop, checkpoint_every=0, workers=0, skip_unreadable=True)
+    run, folder = make_run(BIRDS, strict_data=False), tmp_path / "run"
+    stopped(run, folder)
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["material"]["train"] == 5
     broken.write_bytes(whole)
     again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
     assert content(again) == content(fresh)
-
-
-def stopped(run, folder, **options):
-    """A run that ends after its first evaluation but one."""
-
-    def stop(step, measured):
-        if step == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train.fit(run, "cpu", folder, stop, checkpoint_every=0, workers=0, **options)
-    assert (folder / "checkpoint.pt").is_file()
 
 
 def test_a_run_with_other_images_of_the_same_number_is_not_gone_on_with(birds, tmp_path):
@@ -179,13 +156,24 @@ def test_images_that_could_not_be_read_for_a_while_are_read_again(birds, monkeyp
     with pytest.raises(ValueError, match="1 of 6 images cannot be read: .*Owl_1.jpg"):
         train.fit(run, device="cpu", workers=0)
     failing = False
-    assert "skipped_images" not in train.fit(run, device="cpu", workers=0, skip_unreadable=True)["made"]
+    lax = make_run(run.changed(), strict_data=False)
+    assert "skipped_images" not in train.fit(lax, device="cpu", workers=0)["made"]
 
 
 def test_what_fails_at_once_fails_before_images_are_read(birds, monkeypatch):
-    monkeypatch.setattr(train, "verify", lambda *_: pytest.fail("images were read first"))
+    monkeypatch.setattr(train.state, "verify", lambda *_: pytest.fail("images were read first"))
     with pytest.raises(FileNotFoundError, match="There is no weight file"):
         train.fit(make_run(BIRDS, weights="no/such/file.pth"), device="cpu", workers=0)
+
+
+def test_files_are_embedded_with_any_network(birds):
+    """In pieces, and as a run embeds them."""
+    run, cpu = make_run(BIRDS), torch.device("cpu")
+    splits = feeds.splits_of(run)
+    state = train.state.start(run, feeds.feed_of(run, splits, cpu), cpu)
+    by_run = train.network.embed_split(state.network, state.feed, "test")
+    for data in (splits["test"], splits["test"].images):
+        torch.testing.assert_close(train.network.embed(state.network.model, data, size=4), by_run, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("transform", ["cifar", "simclr"])
@@ -206,7 +194,7 @@ def test_simclr_on_cifar(place, monkeypatch, variant):
     assert content(train.fit(run, device="cpu", workers=2)) == content(record)
     assert set(record["curves"]) == {"train", "test"} and set(record["terms"]) == {"step", "loss", "sec", "total"}
     feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"))
-    sampler = train.sampler_of(run, feed.labels["train"])
+    sampler = train.state.sampler_of(run, feed.labels["train"])
     indices, x, labels = next(iter(feed.stream(sampler, 0, 1)))
     assert x.shape == (12, 3, 32, 32) and torch.equal(labels, indices.repeat_interleave(2))
     assert not any(torch.equal(x[2 * i], x[2 * i + 1]) for i in range(6))
@@ -228,7 +216,7 @@ def test_two_views_of_images_on_disk(birds, pixels):
     fields = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 3, "pixels": pixels}
     run = make_run(BIRDS, **fields)
     feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"))
-    sampler = train.sampler_of(run, feed.labels["train"])
+    sampler = train.state.sampler_of(run, feed.labels["train"])
     seen = list(feed.stream(sampler, 0, 2))
     for indices, x, labels in seen:
         assert x.shape == (6, 3, 224, 224) and labels.tolist() == torch.as_tensor(indices).repeat_interleave(2).tolist()
@@ -263,16 +251,10 @@ def test_the_environment_may_change_within_a_session(birds, tmp_path, monkeypatc
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "other"))
     assert feeds.splits_of(run)["train"].images.folder == tmp_path / "other" / "cub200"
     next((tmp_path / "other").rglob("*Owl_1.jpg")).unlink()  # its numbers are not those of `birds` any more
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
-    assert len(feeds.splits_of(run)["train"]) == 5
-    monkeypatch.delenv("DMLSTUDY_ANY_COUNTS")
+    with pytest.warns(UserWarning):
+        assert len(feeds.splits_of(make_run(BIRDS, strict_data=False))["train"]) == 5
     feeds._data.cache_clear()
-    with pytest.raises(ValueError, match="--any-counts"):
-        feeds.splits_of(run)
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")
-    assert len(feeds.splits_of(run)["train"]) == 5
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "0")
-    with pytest.raises(ValueError, match="--any-counts"):
+    with pytest.raises(ValueError, match="--no-strict"):
         feeds.splits_of(run)
 
 
@@ -300,9 +282,10 @@ def test_a_copy_with_images_left_out_is_trained_on_and_recorded(birds, monkeypat
     broken.write_bytes(broken.read_bytes()[:300])
     prepare("cub200", decoded=True, strict=False)
     run = make_run(BIRDS, pixels="device", steps=0)
-    with pytest.raises(ValueError, match=r"Owl_1\.jpg.*--skip-unreadable"):
+    with pytest.raises(ValueError, match=r"Owl_1\.jpg.*--no-strict"):
         train.fit(run, device="cpu", workers=0)
-    assert train.fit(run, device="cpu", workers=0, skip_unreadable=True)["made"]["skipped_images"] == 1
+    lax = make_run(run.changed(), strict_data=False)
+    assert train.fit(lax, device="cpu", workers=0)["made"]["skipped_images"] == 1
 
 
 def test_a_decoded_copy_is_asked_for_by_name(birds):
@@ -324,7 +307,7 @@ def test_an_unreadable_image_stops_the_run_before_it_begins(birds):
     broken.write_bytes(broken.read_bytes()[:300])
     with pytest.raises(ValueError, match=r"Owl_1\.jpg"):
         train.fit(make_run(BIRDS), device="cpu", workers=0)
-    record = train.fit(make_run(BIRDS, steps=0), device="cpu", workers=0, skip_unreadable=True)
+    record = train.fit(make_run(BIRDS, steps=0, strict_data=False), device="cpu", workers=0)
     assert record["made"]["skipped_images"] == 1
 
 
@@ -371,7 +354,7 @@ def test_a_memory_bank_is_asked_when_an_epoch_is_over(birds, pixels, workers):
 def test_dropout_draws_by_seed_and_step(birds):
     run, cpu = make_run(BIRDS, model="googlenet", freeze_bn=False), torch.device("cpu")
     feed = feeds.feed_of(run, feeds.splits_of(run), cpu)
-    network = train.start(run, feed, cpu).network
+    network = train.state.start(run, feed, cpu).network
     x, before = torch.randn(2, 3, 64, 64, generator=generator(0, "x")), torch.get_rng_state()
     with torch.no_grad():
         first, other, again = (network(x, step) for step in (1, 2, 1))
@@ -417,7 +400,4 @@ def test_a_step_on_images_does_not_wait_for_the_gpu(birds, fields):
     prepare("cub200", decoded=True)
     run, device = make_run(BIRDS | fields, method="Margin (D, beta=1.2)", steps=40), torch.device("cuda")
     feed = feeds.feed_of(run, feeds.splits_of(run), device, workers=2)
-    state, sampler = train.start(run, feed, device), train.sampler_of(run, feed.labels["train"].cpu())
-    batches = feed.stream(sampler, 0, run.steps)
-    train.train_steps(state, batches, sampler, 3)
-    steps_without_waiting(state, batches, sampler)
+    steps_without_waiting(train.state.start(run, feed, device))
