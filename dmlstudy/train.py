@@ -631,8 +631,7 @@ def fit(
     report: Callable[[int, dict], None] | None = None,  # called with the step and the measured values
     checkpoint_every: float = 60.0,  # seconds between checkpoints
     workers: int | None = None,  # processes that decode images on disk; None: a GPU's share of the cores, at most 8
-    skip_unreadable: bool
-    | None = None,  # leave out images that cannot be decoded, or refuse to begin; None: as the run says
+    skip_unreadable: bool | None = None,  # leave out images that cannot be decoded; None: as the run says
     progress: bool = False,  # show a bar with images a second, loss terms and recall@1
     tell: Callable[[dict], None] | None = None,  # called every few seconds with what `Pace` tells
 ) -> dict:  # the record
