@@ -53,12 +53,8 @@ class _Tail(nn.Module):
         h: Tensor,  # (B, P, channels), float16 or float32
     ) -> Tensor:  # (B, dim)
         h = h.to(self.conv.weight.dtype)
-        if self.bn.training:
-            x = self.bn(self.conv(h).flatten(0, 1)).unflatten(0, h.shape[:2])
-        else:
-            scale = self.bn.weight * (self.bn.running_var + self.bn.eps).rsqrt()
-            x = F.linear(h, self.conv.weight * scale[:, None], self.bn.bias - self.bn.running_mean * scale)
-        return F.relu6(x, inplace=True).mean(1)
+        x = F.relu6(self.bn(self.conv(h).flatten(0, 1)))
+        return x.unflatten(0, h.shape[:2]).mean(1)
 
 # %% ../../nbs/32_models.lite.ipynb #19a90675
 class Lite0(nn.Module):
