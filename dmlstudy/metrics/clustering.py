@@ -36,8 +36,10 @@ def closest(
         [],
         2**18 if x.device.type == "cpu" else 2**26,
     )  # scores at a time; on the CPU they stay in the cache
-    for some in x.split(max(256, size // len(centroids))):
-        scores = product(some, centroids)
+    rows = min(len(x), max(256, size // len(centroids)))
+    tile = x.new_empty(rows * len(centroids))
+    for some in x.split(rows):
+        scores = product(some, centroids, tile)
         index = scores.argmax(1, keepdim=True)
         best = scores.gather(1, index)[:, 0]
         found.append((best, index[:, 0], scores.scatter_(1, index, -torch.inf).amax(1)))
