@@ -1,7 +1,6 @@
 """Metrics against naive loops and other libraries, with ties, duplicates and odd shapes."""
 
 import math
-import sys
 import warnings
 
 import numpy as np
@@ -16,31 +15,12 @@ from sklearn.metrics import (
 )
 
 from dmlstudy.core import generator
-from dmlstudy.metrics import DEFAULT, METRICS, evaluate, retrieval
-from dmlstudy.metrics.clustering import (
-    add_up,
-    ami,
-    closest,
-    contingency,
-    f1,
-    kmeans,
-    nmi,
-    score_gap,
-    steady_centre,
-    update,
-)
-from dmlstudy.metrics.retrieval import (
-    Gallery,
-    as_points,
-    best_among,
-    nearest,
-    retrieve,
-    score_points,
-    swap_last,
-)
+from dmlstudy.metrics import DEFAULT, METRICS, evaluate
+from dmlstudy.metrics import neighbours as search
+from dmlstudy.metrics.clustering import ami, contingency, f1, kmeans, nmi, score_gap, steady_centre, update
+from dmlstudy.metrics.neighbours import Gallery, as_points, nearest, product, score_points, search_blocks
+from dmlstudy.metrics.retrieval import retrieve
 from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
-
-BACKENDS = ("torch", "faiss")
 
 
 def embedding(n=200, c=20, d=12, noise=0.8, seed=0):
@@ -88,21 +68,20 @@ def neighbours(points, k, queries=None, **more):
 
 
 @pytest.mark.parametrize("name", point_sets())
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_neighbours_are_those_of_all_distances_ties_included(name, backend):
+def test_neighbours_are_those_of_all_distances_ties_included(name):
     points = as_points(point_sets()[name], normalize=False)
     expected = naive_neighbours(points, 5000)
     for k in (1, 13, 150, 5000):
-        assert torch.equal(neighbours(points, k, backend=backend), expected[:, :k])
+        assert torch.equal(neighbours(points, k), expected[:, :k])
 
 
 @pytest.mark.parametrize("name", ["spread", "copies", "grid", "half zero", "large"])
 def test_a_set_against_itself_in_blocks_of_any_size(name):
     gallery = Gallery(as_points(point_sets()[name], normalize=False))
-    scores = swap_last(gallery.rows) @ gallery.rows.T
-    for size in (2600, 500, 100):
-        rows, best, index = (torch.cat(x) for x in zip(*best_among(gallery, 20, size), strict=True))
-        assert torch.equal(rows, torch.arange(len(scores)))
+    q, _ = gallery.queries(gallery.points[gallery.order])
+    scores = q @ gallery.rows.T
+    for size, given in ((1024, None), (500, None), (100, None), (500, q), (100, q)):
+        best, index = (torch.cat(x) for x in zip(*search_blocks(gallery, 20, given, size), strict=True))
         assert torch.allclose(best, scores.topk(20, dim=1).values, atol=1e-4)
         assert torch.allclose(best, scores.gather(1, index), atol=1e-4)
         assert all(len(row.unique()) == 20 for row in index)
@@ -141,14 +120,14 @@ def heavy_sets():
 @pytest.mark.parametrize("name", heavy_sets())
 def test_few_queries_are_searched_again_because_others_are_long(name, monkeypatch):
     again = []
-    search = retrieval.search_ties
-    monkeypatch.setattr(retrieval, "search_ties", lambda g, x, *more: again.append(len(x)) or search(g, x, *more))
+    ties = search._search_ties
+    monkeypatch.setattr(search, "_search_ties", lambda g, x, *more: again.append(len(x)) or ties(g, x, *more))
     points = as_points(heavy_sets()[name], normalize=False)
     expected = naive_neighbours(points, 120)
     for k in (1, 10, 120):
-        for backend, budget in (("torch", 2**28), ("torch", 2**18), ("faiss", 2**28)):
+        for budget in (2**28, 2**18):
             again.clear()
-            assert torch.equal(neighbours(points, k, backend=backend, budget=budget), expected[:, :k])
+            assert torch.equal(neighbours(points, k, budget=budget), expected[:, :k])
             assert sum(again) <= 0.02 * len(points)
         queries = torch.cat([points[::9], -points[:3], 1e-3 * points[:40]])
         assert torch.equal(neighbours(points, k, queries), naive_neighbours(points, k, queries))
@@ -167,7 +146,7 @@ def test_the_bound_for_the_nearest_holds_for_all_points_that_can_be_among_them(n
     assert (largest.sqrt() <= gallery.radius(half, kth)).all()
     wrong = (scores + d2 / 2 + 2 * gallery.offset).abs()
     error = gallery.error(half, kth)
-    assert (error <= gallery.error(half)).all()
+    assert (error <= gallery.error(half, torch.full_like(kth, -torch.inf))).all()
     assert (wrong.masked_fill(d2 > largest[:, None], 0) <= error[:, None]).all()
 
 
@@ -181,8 +160,8 @@ def test_neighbours_where_most_distances_are_tied_in_a_set_large_enough_for_bloc
     points = as_points(tied_sets()[name], normalize)
     expected, queries = naive_neighbours(points, 150), points[::9]
     for k in (1, 8, 150):
-        for backend, budget in (("torch", 2**28), ("torch", 2**18), ("faiss", 2**28)):
-            assert torch.equal(neighbours(points, k, backend=backend, budget=budget), expected[:, :k])
+        for budget in (2**28, 2**18):
+            assert torch.equal(neighbours(points, k, budget=budget), expected[:, :k])
         found = neighbours(points, k, queries)
         assert torch.equal(found, naive_neighbours(points, k, queries))
 
@@ -198,11 +177,10 @@ def test_tied_embeddings_are_measured_whole(name):
     assert small == {name: scores[name] for name in small}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_neighbours_on_the_sphere_where_many_points_have_one_direction(backend):
+def test_neighbours_on_the_sphere_where_many_points_have_one_direction():
     x = point_sets()["grid"]
     points = as_points(x * torch.rand(len(x), 1, generator=generator(2)).add(0.5))
-    assert torch.equal(neighbours(points, 9, backend=backend), naive_neighbours(points, 9))
+    assert torch.equal(neighbours(points, 9), naive_neighbours(points, 9))
 
 
 @pytest.mark.parametrize("name", ["spread", "grid", "copies", "half zero"])
@@ -214,21 +192,14 @@ def test_neighbours_in_a_gallery_and_in_a_small_budget(name):
         assert torch.equal(neighbours(points, 11, queries, budget=budget), expected)
 
 
-@pytest.mark.parametrize("name", ["spread", "grid", "copies", "equal"])
-def test_hits_do_not_change_when_only_order_between_classes_is_settled(name):
-    points = as_points(point_sets()[name], normalize=False)
-    labels = torch.randint(0, 4, (len(points),), generator=generator(3))
-    index = neighbours(points, 20, labels=(labels, labels))
-    assert torch.equal(labels[index] == labels[:, None], labels[naive_neighbours(points, 20)] == labels[:, None])
-
-
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_a_score_is_never_further_off_than_its_bound(scale):
     x, _ = embedding(400, d=64)
     gallery = Gallery(scale * x + 5)
     q, half = gallery.queries(gallery.points)
     exact = -torch.cdist(gallery.points.double(), gallery.points.double()[gallery.order]).square() / 2
-    assert ((q @ gallery.rows.T - exact + 2 * gallery.offset).abs() <= gallery.error(half)[:, None]).all()
+    error = gallery.error(half, torch.full((len(q),), -torch.inf))
+    assert ((product(q, gallery.rows) - exact + 2 * gallery.offset).abs() <= error[:, None]).all()
 
 
 def test_the_users_matmul_precision_and_autocast_change_nothing():
@@ -248,14 +219,6 @@ def test_two_identical_points_with_different_labels_are_each_others_neighbours()
     scores, each = evaluate(f, torch.tensor([0, 1, 0, 1]), ["recall@1", "recall@3"], per_query=True)
     assert each["recall@1"].tolist() == [0, 0, 0, 0]
     assert scores == {"recall@1": 0.0, "recall@3": 1.0}
-
-
-def test_faiss_is_not_needed(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    f, labels = embedding()
-    assert evaluate(f, labels)["recall@1"] > 0.5
-    with pytest.raises(ImportError, match="backend='torch' needs nothing"):
-        evaluate(f, labels, ["recall@1"], backend="faiss")
 
 
 # retrieval metrics
@@ -339,15 +302,14 @@ def test_query_and_gallery_of_different_widths_are_measured_in_the_wider_one(nar
     assert torch.equal(index[:, 0], torch.arange(150))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [200, 2100])
-def test_the_default_type_of_new_tensors_changes_nothing(n, backend):
+def test_the_default_type_of_new_tensors_changes_nothing(n):
     f, labels = embedding(n)
-    expected = evaluate(f, labels, backend=backend)
+    expected = evaluate(f, labels)
     torch.set_default_dtype(torch.float64)
     try:
-        assert evaluate(f, labels, backend=backend) == expected
-        assert evaluate(f, labels, ["map@9"], f, labels, backend=backend)["map@9"] > 0
+        assert evaluate(f, labels) == expected
+        assert evaluate(f, labels, ["map@9"], f, labels)["map@9"] > 0
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -410,13 +372,12 @@ def naive_lloyd(points, start, rounds):
     return torch.cdist(x, centroids).argmin(1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rounds", [1, 4, 20])
-def test_kmeans_is_lloyds_algorithm(backend, rounds):
+def test_kmeans_is_lloyds_algorithm(rounds):
     f, _ = embedding(600, 12, noise=0.6, seed=5)
     points = as_points(f)
     start = torch.randperm(600, generator=generator(7, "kmeans", 0))[:12]
-    found = kmeans(points, 12, seed=7, rounds=rounds, backend=backend)
+    found = kmeans(points, 12, seed=7, rounds=rounds)
     assert torch.equal(found.clusters, naive_lloyd(points, start, rounds))
     exact = torch.cdist(points.double(), found.centroids.double()).amin(1).square().mean()
     assert found.inertia == pytest.approx(float(exact), abs=1e-5)
@@ -428,9 +389,7 @@ def exact_lloyd(points, k, seed=0):
     centroids = x[torch.randperm(len(x), generator=generator(seed, "kmeans", 0))[:k]]
     for done in range(21):
         clusters = torch.from_numpy(squared(x, centroids).float().numpy().argmin(1))
-        total = torch.zeros(k, x.shape[1], dtype=torch.float64)
-        add_up(total, x, clusters)
-        new = update(total, clusters, centroids)
+        new = update(x, clusters, k)
         if done == 20 or torch.equal(new, centroids):
             return clusters
         centroids = new
@@ -440,10 +399,7 @@ def exact_lloyd(points, k, seed=0):
 def test_clusters_are_those_of_all_distances_ties_included(sets, name):
     points = as_points(sets()[name][:700], normalize=False)
     for k in {min(k, len(points)) for k in (1, 5, 30)}:
-        expected = exact_lloyd(points, k)
-        for backend in BACKENDS:
-            for budget in (100, 2**14, 2**28):
-                assert torch.equal(kmeans(points, k, backend=backend, budget=budget).clusters, expected)
+        assert torch.equal(kmeans(points, k).clusters, exact_lloyd(points, k))
 
 
 @pytest.mark.parametrize("name", heavy_sets())
@@ -459,45 +415,11 @@ def test_scores_further_apart_than_the_gap_are_in_order(name):
     assert worse[clear].all()
 
 
-def test_sums_of_clusters_follow_the_points_that_change():
-    x, before = embedding(500, 9)
-    total, fresh = (torch.zeros(9, x.shape[1], dtype=torch.float64) for _ in range(2))
-    add_up(total, x, before)
-    for moved in (0, 1, 7, 400):
-        clusters = before.clone()
-        clusters[:moved] = (clusters[:moved] + 1) % 2
-        add_up(total, x, clusters, before)
-        add_up(fresh, x, clusters)
-        assert torch.equal(total, fresh)
-        before = clusters
-
-
-def test_an_empty_cluster_shares_one_of_the_largest():
-    x = torch.tensor([[1.0, 1.0]] * 5 + [[5.0, 5.0]] * 2)
-    clusters, total = torch.tensor([0] * 5 + [2] * 2), torch.zeros(3, 2, dtype=torch.float64)
-    add_up(total, x, clusters)
-    new = update(total, clusters, torch.zeros(3, 2))
-    assert new[2].tolist() == [5.0, 5.0]
-    assert (new[0] - 1).tolist() == (1 - new[1]).tolist() == [-1 / 1024, 1 / 1024]
-
-
 @pytest.mark.parametrize("points", [torch.ones(20, 3), torch.zeros(20, 3), torch.arange(2.0).repeat(10)[:, None]])
 def test_kmeans_of_few_distinct_points_ends(points):
     found = kmeans(points, 6)
     assert found.inertia < 1e-6
     assert 0 <= int(found.clusters.min()) <= int(found.clusters.max()) < 6
-
-
-def test_the_nearest_centroid_is_found_in_any_tile():
-    x, _ = embedding(90, d=5)
-    gallery = Gallery(x[:33])
-    q, _ = gallery.queries(x)
-    for size in (33, 200, 10000):
-        best, index, second = closest(q, gallery.rows, torch.empty(size))
-        assert torch.equal(gallery.order[index], torch.cdist(x.double(), x[:33].double()).argmin(1))
-        both = (q @ gallery.rows.T).topk(2).values
-        assert torch.allclose(torch.stack([best, second], 1), both)
-    assert (closest(q, gallery.rows[:1], torch.empty(90))[2] == -math.inf).all()
 
 
 def test_restarts_give_a_mean_and_a_spread_and_the_seed_decides():
@@ -547,7 +469,7 @@ def test_class_spectra_do_not_depend_on_the_budget():
 # evaluate
 
 
-@pytest.mark.filterwarnings("ignore:.*no other image")
+@pytest.mark.filterwarnings("ignore:.*no other image", "ignore:ratio is NaN")
 @pytest.mark.parametrize(
     "f, labels",
     [
@@ -568,7 +490,8 @@ def test_every_metric_is_finite_on_odd_sets(f, labels):
         for singletons in ("miss", "skip"):
             names = (*DEFAULT, "map@1000", "rho@-1", "rho@10")
             scores = evaluate(f, labels, names, normalize=normalize, singletons=singletons)
-            assert all(math.isfinite(v) for v in scores.values()), scores
+            undefined = {"ratio"} if len(labels.unique()) == 1 else set()
+            assert {name for name, v in scores.items() if not math.isfinite(v)} == undefined, scores
             assert list(scores) == list(names)
 
 
@@ -594,14 +517,8 @@ def test_singletons_are_counted_or_left_out_and_said():
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(metrics=["recal@1"]), "There is no metric 'recal@1'"),
-        (dict(metrics="nmi"), r"use \['nmi'\]"),
-        (dict(metrics=["recall@0"]), "at least 1"),
         (dict(metrics=["rho@0"]), "not a number"),
-        (dict(backend="fais"), "There is no backend 'fais'. Did you mean 'faiss'"),
         (dict(singletons="drop"), "There is no treatment of singletons 'drop'"),
-        (dict(kmeans_restarts=0), "at least once"),
-        (dict(labels=torch.zeros(3, dtype=torch.int64)), r"labels must have shape \(200,\)"),
         (dict(labels=torch.zeros(200)), "labels must be integers"),
         (dict(f=torch.zeros(200, 3, dtype=torch.int64)), "must be floating point"),
         (dict(f=torch.zeros(0, 3), labels=torch.zeros(0, dtype=torch.int64)), "no embeddings to measure"),
