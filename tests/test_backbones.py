@@ -163,6 +163,9 @@ def test_a_file_that_is_a_program_is_not_run(tmp_path):
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="holds no state dict .* but a list"):
         read_weights(tmp_path / "list.pth")
+    torch.save({0: torch.zeros(2)}, tmp_path / "numbers.pth")
+    with pytest.raises(ValueError, match="numbers.pth holds no state dict"):
+        read_weights(tmp_path / "numbers.pth")
 
 
 def test_what_does_not_fit_is_listed_and_nothing_is_loaded():

@@ -41,6 +41,7 @@ def test_set_is_drawn_to_the_byte(name, shop):
     assert checksum(shop if name == "glyphs_shop" else render_set(name)) == CHECKSUMS[name]
 
 
+@pytest.mark.slow
 def test_classes_are_what_the_recipe_gives():
     assert derive_classes() == class_lists()
 
