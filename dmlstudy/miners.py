@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MINERS', 'uniforms', 'Miner', 'AllTriplets', 'AllMiner', 'distinct_ranks', 'RandomMiner', 'draw_columns', 'preferred',
-           'kept', 'next_negatives', 'SemihardMiner', 'SofthardMiner', 'log_q', 'log_z', 'DistanceMiner',
+           'drop_empty', 'next_negatives', 'SemihardMiner', 'SofthardMiner', 'log_q', 'log_z', 'DistanceMiner',
            'RhoDistanceMiner', 'make_miner']
 
 # %% ../nbs/40_miners.ipynb #7e0c5a20
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .core import generator as new_generator
 from .core import lookup
-from .distances import check_batch, distances, pair_masks, squared_distances, unit
+from .distances import check_batch, distances, pair_masks, settings, squared_distances, unit
 
 # %% ../nbs/40_miners.ipynb #fce6b61b
 def uniforms(
@@ -36,6 +36,9 @@ class Miner:
         seed: int = 0,  # of the miner's own generator, used when none is handed in
     ):
         self.seed, self.own = seed, {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({settings(self)})"
 
     def __call__(
         self,
@@ -176,7 +179,7 @@ def preferred(
     return wanted | (allowed & ~wanted.any(1, keepdim=True))
 
 # %% ../nbs/40_miners.ipynb #8701e715
-def kept(
+def drop_empty(
     keep: Tensor,  # (B,), bool: anchors that have a triplet
     p: Tensor,  # (B,) positive of each sample
     n: Tensor,  # (B,) negative of each sample
@@ -233,7 +236,7 @@ class SemihardMiner(Miner):
         reach = d.gather(1, p[:, None])
         window = negatives & (d > reach) & (d < reach + self.margin)
         n, has_n = draw_columns(preferred(window, negatives), u[1])
-        return kept(has_p & has_n, p, n)
+        return drop_empty(has_p & has_n, p, n)
 
 # %% ../nbs/40_miners.ipynb #cc6768a1
 class SofthardMiner(Miner):
@@ -255,7 +258,7 @@ class SofthardMiner(Miner):
         nearest = d.masked_fill(~negatives, torch.inf).amin(1, keepdim=True)
         p, has_p = draw_columns(preferred(positives & (d > nearest), positives), u[0])
         n, has_n = draw_columns(preferred(negatives & (d < farthest), negatives), u[1])
-        return kept(has_p & has_n, p, n)
+        return drop_empty(has_p & has_n, p, n)
 
 # %% ../nbs/40_miners.ipynb #6f52d7ca
 def log_q(
@@ -327,10 +330,10 @@ class DistanceMiner(Miner):
     def finish(self, p: Tensor, n: Tensor, has_p: Tensor, has_n: Tensor):
         "Leave out the anchors that have no triplet"
         if self.singletons == "drop":
-            return kept(has_p & has_n, p, n)
+            return drop_empty(has_p & has_n, p, n)
         if has_n.is_cuda or bool(has_n.all()):
             return torch.arange(len(p), device=p.device), p, n
-        return kept(has_n, p, n)
+        return drop_empty(has_n, p, n)
 
 # %% ../nbs/40_miners.ipynb #04d5ef9b
 class RhoDistanceMiner(DistanceMiner):

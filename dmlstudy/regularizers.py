@@ -8,6 +8,7 @@ __all__ = ['REGULARIZERS', 'mean', 'Regularizer', 'SEC', 'L2Norm', 'Ring', 'Bala
 
 # %% ../nbs/60_regularizers.ipynb #1383811b
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from .core import generator as new_generator
 from .core import lookup
-from .distances import as_float, check_batch, unit
+from .distances import as_float, check_batch, settings, unit
 
 # %% ../nbs/60_regularizers.ipynb #0f923305
 def mean(
@@ -72,6 +73,9 @@ class Regularizer(nn.Module):
         "The term of (B,) norms"
         raise NotImplementedError(f"{type(self).__name__} has no term; a regularizer defines term(norms)")
 
+    def extra_repr(self) -> str:
+        return settings(self)
+
     def param_groups(
         self,
         base_lr: float,  # learning rate of the network
@@ -94,10 +98,21 @@ class SEC(Regularizer):
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum is the share of the newest batch in the mean norm, in (0, 1]; got {momentum}")
         self.momentum = momentum
+        self.looked = False  # at the norms of a first batch
         self.register_buffer("mu", torch.tensor(torch.nan))
+
+    def look(self, norms: Tensor) -> None:
+        "Warn, at the first batch only, since a GPU has to be waited for, if the embeddings are on the unit sphere"
+        self.looked = True
+        if len(norms) and float((norms.detach() - 1).abs().max()) < 1e-3:
+            warnings.warn(
+                "all embeddings have norm 1, so SEC has nothing to do: give it the network's raw output", stacklevel=5
+            )
 
     def term(self, norms: Tensor) -> Tensor:
         "Mean of (n - mu)², mu detached"
+        if not (self.looked or torch.compiler.is_compiling()):
+            self.look(norms)
         now, before = mean(norms.detach()), self.mu.to(norms, non_blocking=True)
         mu = torch.where(before.isnan(), now, before + self.momentum * (now - before)) if self.momentum < 1 else now
         if self.training and len(norms):
@@ -135,8 +150,8 @@ class Ring(Regularizer):
     def term(self, norms: Tensor) -> Tensor:
         "Mean of (n - R)²"
         with torch.no_grad():
-            start = self.radius.to(norms, non_blocking=True)
-            self.radius.data = torch.where(start.isnan() & (len(norms) > 0), mean(norms), start)
+            start = mean(norms).to(self.radius, non_blocking=True)
+            self.radius.data = torch.where(self.radius.isnan() & (len(norms) > 0), start, self.radius)
         return mean((norms - self.radius).square())
 
 # %% ../nbs/60_regularizers.ipynb #54841644

@@ -68,7 +68,7 @@ class ProxyLoss(Loss):
     ):
         super().__init__(variant)
         check_numbers(self, least=1, whole=True, n_classes=n_classes, dim=dim)
-        self.n_classes, self.dim, self.lr = int(n_classes), int(dim), lr
+        self.n_classes, self.dim, self.lr, self.seed = int(n_classes), int(dim), lr, seed
         self.proxies = nn.Parameter(self.first_proxies(generator(seed, "proxies")))
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)

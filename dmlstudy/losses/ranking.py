@@ -113,6 +113,7 @@ class MarginLoss(Loss):
     ):
         super().__init__(variant)
         self.margin, self.lr = margin, beta_lr
+        self.beta_lr, self.learn_beta = beta_lr, learn_beta
         self.normalizer = lookup("normalizer", normalizer, ("triplets", "pairs"))
         if n_classes is not None:
             check_numbers(self, least=1, whole=True, n_classes=n_classes)

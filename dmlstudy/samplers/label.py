@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from ..core import generator, lookup
+from ..distances import settings
 
 # %% ../../nbs/20_samplers.label.ipynb #59c1cf8b
 class ImagesByClass:
@@ -69,6 +70,9 @@ class EpochSampler(Sampler[list[int]]):
     def batch(self, epoch: int, i: int) -> Tensor:  # (b,), int64 indices of images
         "Batch i of an epoch"
         raise NotImplementedError(f"{type(self).__name__} does not say how a batch is drawn")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({settings(self)})"
 
     def __len__(self) -> int:
         return self.length
@@ -172,7 +176,7 @@ class SPCSampler(LabelSampler):
     ):
         super().__init__(labels, batch_size, seed, samples_per_class, batches)
         self.classes = usable_classes(self.by_class, samples_per_class, short)
-        self.replacement, k = replacement, batch_size // samples_per_class
+        self.replacement, self.short, k = replacement, short, batch_size // samples_per_class
         if not replacement and k > len(self.classes):
             raise ValueError(
                 f"a batch of {batch_size} with {samples_per_class} images a class needs {k} classes, there are "
