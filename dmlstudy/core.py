@@ -85,7 +85,12 @@ def make_run(
     fields: Mapping | None = None,  # field name -> value
     **more,  # the same, as keywords
 ) -> Run:  # every field has the type of its default
-    "A `Run` from names and values; an unknown field or a wrong type is refused"
+    """A `Run` from names and values; an unknown field or a wrong type is refused
+
+    Args:
+        fields: field name -> value
+        more: the same, as keywords
+    """
     given, known = {**(fields or {}), **more}, {f.name: f.default for f in dataclasses.fields(Run)}
     for name, value in given.items():
         lookup("field of a run", name, known)

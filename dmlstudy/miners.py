@@ -97,7 +97,12 @@ class AllTriplets:
 
 # %% ../nbs/40_miners.ipynb #e552219d
 class AllMiner(Miner):
-    "Every valid triplet of the batch; refuses more than `limit`"
+    """Every valid triplet of the batch; refuses more than `limit`
+
+    Args:
+        limit: most triplets that are listed
+        seed: unused: nothing is drawn
+    """
 
     def __init__(
         self,
@@ -137,7 +142,12 @@ def distinct_ranks(
 
 # %% ../nbs/40_miners.ipynb #00b8aba2
 class RandomMiner(Miner):
-    "As many triplets as the batch has samples, uniformly from all valid ones"
+    """As many triplets as the batch has samples, uniformly from all valid ones
+
+    Args:
+        n_triplets: how many; None: the batch size
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -209,7 +219,14 @@ def next_negatives(
 
 # %% ../nbs/40_miners.ipynb #c17075fd
 class SemihardMiner(Miner):
-    "Negatives a little farther than the positive"
+    """Negatives a little farther than the positive
+
+    Args:
+        margin: width of the window, in plain distance, that of the loss's hinge; rule "random" only
+        rule: random (Roth et al., 2020) or nearest (Zhang et al., 2020)
+        normalize: measure on the unit sphere
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -240,7 +257,12 @@ class SemihardMiner(Miner):
 
 # %% ../nbs/40_miners.ipynb #cc6768a1
 class SofthardMiner(Miner):
-    "Negatives nearer than the farthest positive, positives farther than the nearest negative"
+    """Negatives nearer than the farthest positive, positives farther than the nearest negative
+
+    Args:
+        normalize: measure on the unit sphere
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -278,7 +300,16 @@ def log_z(
 
 # %% ../nbs/40_miners.ipynb #f4d40208
 class DistanceMiner(Miner):
-    "Each sample with a random positive and a negative drawn with weight 1/q(d)"
+    """Each sample with a random positive and a negative drawn with weight 1/q(d)
+
+    Args:
+        lower_cutoff: smaller distances count as this one
+        upper_cutoff: farther negatives are drawn only if there are no others; the paper's is 1.4
+        weight_cap: largest weight 1/q(d), the paper's lambda, 0.5
+        singletons: a sample alone in its class: "self", its own positive, or "drop"
+        normalize: measure on the unit sphere, for which q(d) is made
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -337,7 +368,13 @@ class DistanceMiner(Miner):
 
 # %% ../nbs/40_miners.ipynb #04d5ef9b
 class RhoDistanceMiner(DistanceMiner):
-    "Distance-weighted tuples of which a share is switched to (a, a, p')"
+    """Distance-weighted tuples of which a share is switched to (a, a, p')
+
+    Args:
+        p_switch: share of switched tuples
+        singletons: a sample alone in its class: "drop", or "self", its own positive
+        hyperparameters: those of DistanceMiner
+    """
 
     def __init__(
         self,
@@ -373,7 +410,12 @@ def make_miner(
     name: str,  # one of MINERS
     **hyperparameters,  # those of its class
 ) -> Miner:  # a, p, n = miner(f, labels, generator=None)
-    "A miner by its name"
+    """A miner by its name
+
+    Args:
+        name: one of MINERS
+        hyperparameters: those of its class
+    """
     made, known = lookup("miner", name, MINERS), []
     for kind in made.__mro__[:-1]:
         known += [

@@ -29,7 +29,7 @@ def mean(
     "Mean over the batch, 0 for an empty one"
     return values.sum() / max(len(values), 1)
 
-
+# %% ../nbs/60_regularizers.ipynb #8e4cf340
 class Regularizer(nn.Module):
     "A term on the norms of the raw embeddings, times its weight"
 
@@ -86,7 +86,13 @@ class Regularizer(nn.Module):
 
 # %% ../nbs/60_regularizers.ipynb #ca882af7
 class SEC(Regularizer):
-    "Mean squared deviation of the norms from their mean, or from the running mean"
+    """Mean squared deviation of the norms from their mean, or from the running mean
+
+    Args:
+        eta: weight beside the loss
+        momentum: share of this batch in the running mean, in (0, 1]; 1: the batch mean itself
+        ramp: steps over which the weight rises from 0; 0: it is there from the first
+    """
 
     def __init__(
         self,
@@ -123,7 +129,12 @@ class SEC(Regularizer):
 
 # %% ../nbs/60_regularizers.ipynb #003b8b4a
 class L2Norm(Regularizer):
-    "Mean squared norm"
+    """Mean squared norm
+
+    Args:
+        eta: weight beside the loss
+        ramp: steps over which the weight rises from 0; 0: it is there from the first
+    """
 
     def __init__(
         self,
@@ -138,7 +149,11 @@ class L2Norm(Regularizer):
 
 # %% ../nbs/60_regularizers.ipynb #78fd4199
 class Ring(Regularizer):
-    "Mean squared deviation of the norms from a learned radius"
+    """Mean squared deviation of the norms from a learned radius
+
+    Args:
+        eta: weight beside the loss
+    """
 
     def __init__(
         self,
@@ -231,7 +246,7 @@ def _first(change: Callable, module: nn.Module, args: tuple, kwargs: dict) -> tu
     name = next(iter(kwargs))
     return args, {**kwargs, name: change(kwargs[name])}
 
-
+# %% ../nbs/60_regularizers.ipynb #f95a121b
 class ManifoldMixup:
     "Mixes hidden states of a network at a random place"
 
@@ -293,7 +308,12 @@ def make_regularizer(
     name: str,  # one of REGULARIZERS
     **hyperparameters,  # those of its class
 ) -> Regularizer:  # value = reg(f, labels)
-    "A regularizer by its name"
+    """A regularizer by its name
+
+    Args:
+        name: one of REGULARIZERS
+        hyperparameters: those of its class
+    """
     made = lookup("regularizer", name, REGULARIZERS)
     for given in hyperparameters:
         lookup(f"hyperparameter of regularizer {name!r}:", given, inspect.signature(made).parameters)

@@ -152,7 +152,12 @@ def embed(
     data: Split | Tensor,  # a split of images in memory, or images (N, ...); of images in views the first is taken
     size: int = 2048,  # images at a time
 ) -> Tensor:  # f (N, dim), raw, on the model's device
-    "Embed images in evaluation mode"
+    """Embed images in evaluation mode
+
+    Args:
+        data: a split of images in memory, or images (N, ...); of images in views the first is taken
+        size: images at a time
+    """
     images = data.images[:, 0] if isinstance(data, Split) else data
     device, training = next(model.parameters()).device, model.training
     model.eval()
@@ -634,7 +639,18 @@ def fit(
     progress: bool = False,  # show a bar with images a second, loss terms and recall@1
     tell: Callable[[dict], None] | None = None,  # called every few seconds with what `Pace` tells
 ) -> dict:  # the record
-    "Train and measure one run; equal runs give equal records, on a GPU but for its rounding"
+    """Train and measure one run; equal runs give equal records, on a GPU but for its rounding
+
+    Args:
+        device: None: a GPU if there is one
+        folder: for checkpoints, and weights at the end; None: nothing is written
+        report: called with the step and the measured values
+        checkpoint_every: seconds between checkpoints
+        workers: processes that decode images on disk; None: a GPU's share of the cores, at most 8
+        skip_unreadable: leave out images that cannot be decoded, or refuse to begin; None: `lenient`
+        progress: show a bar with images a second, loss terms and recall@1
+        tell: called every few seconds with what `Pace` tells
+    """
     check_run(run)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     folder, began = Path(folder) if folder else None, time.perf_counter()

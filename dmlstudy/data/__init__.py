@@ -26,6 +26,13 @@ def make_data(
     strict: bool = True,  # images on disk: refuse other numbers of classes and images than the published ones
     decoded: bool = False,  # images on disk: read the decoded copy that `prepare` wrote
 ) -> Data:  # class-disjoint training and test splits
-    "A data set by name"
+    """A data set by name
+
+    Args:
+        name: name in DATASETS
+        root: where the data lie, for embedded sets the cache; None: the usual place
+        strict: images on disk: refuse other numbers of classes and images than the published ones
+        decoded: images on disk: read the decoded copy that `prepare` wrote
+    """
     options = {"strict": strict, "decoded": decoded} if name in IMAGE_SETS else {}
     return lookup("data set", name, DATASETS)(name, root, **options)
