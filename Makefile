@@ -33,7 +33,7 @@ test: setup  ## run every check, in the order of tools/check.py
 
 prepare: setup  ## the daily loop: format, export, test, clean, write the README
 	@$(BIN)/ruff check --fix --quiet nbs tests tools setup.py && $(BIN)/ruff format --quiet nbs tests tools setup.py
-	@$(BIN)/nbdev_export && $(BIN)/nbdev_clean && $(BIN)/nbdev_test --n_workers 2
+	@$(BIN)/python tools/export.py && $(BIN)/nbdev_clean && $(BIN)/nbdev_test --n_workers 2
 	@$(BIN)/python tools/readme.py
 	@echo "Prepared. Fill notebooks whose outputs changed with: python tools/fill.py nbs/NAME.ipynb"
 

@@ -105,7 +105,12 @@ def make_run(
     fields: Mapping | None = None,  # field name -> value
     **more,  # the same, as keywords
 ) -> Run:  # every field has its type
-    "A `Run` from names and values; an unknown field or a wrong type is refused"
+    """A `Run` from names and values; an unknown field or a wrong type is refused
+
+    Args:
+        fields: field name -> value
+        more: the same, as keywords
+    """
     given = {**(fields or {}), **more}
     for name, value in given.items():
         kinds = lookup("field of a run", name, _TYPES)

@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['check_batch', 'check_triplets', 'as_float', 'unit', 'safe_sqrt', 'pair_distance', 'squared_distances', 'distances',
-           'pair_masks']
+           'pair_masks', 'settings']
 
 # %% ../nbs/02_distances.ipynb #20fb40f1
+import inspect
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # %% ../nbs/02_distances.ipynb #e85f4b44
 def check_batch(
@@ -134,3 +136,14 @@ def pair_masks(
     same = labels[:, None] == labels
     negatives = ~same
     return same.fill_diagonal_(False), negatives
+
+# %% ../nbs/02_distances.ipynb #4b2e3925
+def settings(
+    made: object,  # of a class that keeps its arguments under their names
+) -> str:  # such as "margin=0.2, squared=True"
+    "Numbers, words and flags that an object was made with, a learned one by its mean, for its `repr`"
+    kinds = [kind.__init__ for kind in type(made).__mro__ if "__init__" in vars(kind)]
+    names = dict.fromkeys(name for init in kinds for name in inspect.signature(init).parameters)
+    values = {name: getattr(made, name) for name in names if hasattr(made, name)}
+    values = {k: round(v.float().mean().item(), 6) if isinstance(v, nn.Parameter) else v for k, v in values.items()}
+    return ", ".join(f"{k}={v!r}" for k, v in values.items() if isinstance(v, int | float | str | tuple | None))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MINERS', 'uniforms', 'Miner', 'AllTriplets', 'AllMiner', 'distinct_ranks', 'RandomMiner', 'draw_columns', 'preferred',
-           'kept', 'next_negatives', 'SemihardMiner', 'SofthardMiner', 'log_q', 'log_z', 'DistanceMiner',
+           'drop_empty', 'next_negatives', 'SemihardMiner', 'SofthardMiner', 'log_q', 'log_z', 'DistanceMiner',
            'RhoDistanceMiner', 'make_miner']
 
 # %% ../nbs/40_miners.ipynb #7e0c5a20
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .core import generator as new_generator
 from .core import lookup
-from .distances import check_batch, distances, pair_masks, squared_distances, unit
+from .distances import check_batch, distances, pair_masks, settings, squared_distances, unit
 
 # %% ../nbs/40_miners.ipynb #fce6b61b
 def uniforms(
@@ -36,6 +36,9 @@ class Miner:
         seed: int = 0,  # of the miner's own generator, used when none is handed in
     ):
         self.seed, self.own = seed, {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({settings(self)})"
 
     def __call__(
         self,
@@ -94,7 +97,12 @@ class AllTriplets:
 
 # %% ../nbs/40_miners.ipynb #e552219d
 class AllMiner(Miner):
-    "Every valid triplet of the batch; refuses more than `limit`"
+    """Every valid triplet of the batch; refuses more than `limit`
+
+    Args:
+        limit: most triplets that are listed
+        seed: unused: nothing is drawn
+    """
 
     def __init__(
         self,
@@ -134,7 +142,12 @@ def distinct_ranks(
 
 # %% ../nbs/40_miners.ipynb #00b8aba2
 class RandomMiner(Miner):
-    "As many triplets as the batch has samples, uniformly from all valid ones"
+    """As many triplets as the batch has samples, uniformly from all valid ones
+
+    Args:
+        n_triplets: how many; None: the batch size
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -176,7 +189,7 @@ def preferred(
     return wanted | (allowed & ~wanted.any(1, keepdim=True))
 
 # %% ../nbs/40_miners.ipynb #8701e715
-def kept(
+def drop_empty(
     keep: Tensor,  # (B,), bool: anchors that have a triplet
     p: Tensor,  # (B,) positive of each sample
     n: Tensor,  # (B,) negative of each sample
@@ -206,7 +219,14 @@ def next_negatives(
 
 # %% ../nbs/40_miners.ipynb #c17075fd
 class SemihardMiner(Miner):
-    "Negatives a little farther than the positive"
+    """Negatives a little farther than the positive
+
+    Args:
+        margin: width of the window, in plain distance, that of the loss's hinge; rule "random" only
+        rule: random (Roth et al., 2020) or nearest (Zhang et al., 2020)
+        normalize: measure on the unit sphere
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -233,11 +253,16 @@ class SemihardMiner(Miner):
         reach = d.gather(1, p[:, None])
         window = negatives & (d > reach) & (d < reach + self.margin)
         n, has_n = draw_columns(preferred(window, negatives), u[1])
-        return kept(has_p & has_n, p, n)
+        return drop_empty(has_p & has_n, p, n)
 
 # %% ../nbs/40_miners.ipynb #cc6768a1
 class SofthardMiner(Miner):
-    "Negatives nearer than the farthest positive, positives farther than the nearest negative"
+    """Negatives nearer than the farthest positive, positives farther than the nearest negative
+
+    Args:
+        normalize: measure on the unit sphere
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -255,7 +280,7 @@ class SofthardMiner(Miner):
         nearest = d.masked_fill(~negatives, torch.inf).amin(1, keepdim=True)
         p, has_p = draw_columns(preferred(positives & (d > nearest), positives), u[0])
         n, has_n = draw_columns(preferred(negatives & (d < farthest), negatives), u[1])
-        return kept(has_p & has_n, p, n)
+        return drop_empty(has_p & has_n, p, n)
 
 # %% ../nbs/40_miners.ipynb #6f52d7ca
 def log_q(
@@ -275,7 +300,16 @@ def log_z(
 
 # %% ../nbs/40_miners.ipynb #f4d40208
 class DistanceMiner(Miner):
-    "Each sample with a random positive and a negative drawn with weight 1/q(d)"
+    """Each sample with a random positive and a negative drawn with weight 1/q(d)
+
+    Args:
+        lower_cutoff: smaller distances count as this one
+        upper_cutoff: farther negatives are drawn only if there are no others; the paper's is 1.4
+        weight_cap: largest weight 1/q(d), the paper's lambda, 0.5
+        singletons: a sample alone in its class: "self", its own positive, or "drop"
+        normalize: measure on the unit sphere, for which q(d) is made
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -327,14 +361,20 @@ class DistanceMiner(Miner):
     def finish(self, p: Tensor, n: Tensor, has_p: Tensor, has_n: Tensor):
         "Leave out the anchors that have no triplet"
         if self.singletons == "drop":
-            return kept(has_p & has_n, p, n)
+            return drop_empty(has_p & has_n, p, n)
         if has_n.is_cuda or bool(has_n.all()):
             return torch.arange(len(p), device=p.device), p, n
-        return kept(has_n, p, n)
+        return drop_empty(has_n, p, n)
 
 # %% ../nbs/40_miners.ipynb #04d5ef9b
 class RhoDistanceMiner(DistanceMiner):
-    "Distance-weighted tuples of which a share is switched to (a, a, p')"
+    """Distance-weighted tuples of which a share is switched to (a, a, p')
+
+    Args:
+        p_switch: share of switched tuples
+        singletons: a sample alone in its class: "drop", or "self", its own positive
+        hyperparameters: those of DistanceMiner
+    """
 
     def __init__(
         self,
@@ -370,7 +410,12 @@ def make_miner(
     name: str,  # one of MINERS
     **hyperparameters,  # those of its class
 ) -> Miner:  # a, p, n = miner(f, labels, generator=None)
-    "A miner by its name"
+    """A miner by its name
+
+    Args:
+        name: one of MINERS
+        hyperparameters: those of its class
+    """
     made, known = lookup("miner", name, MINERS), []
     for kind in made.__mro__[:-1]:
         known += [

@@ -126,7 +126,19 @@ def make_objective(
     seed: int = 0,  # of new proxies and of what a loss draws
     steps: int | None = None,  # of the run, over which a published weight rises; only such a method asks for them
 ) -> Objective:
-    "The objective of a row of a table on a data set"
+    """The objective of a row of a table on a data set
+
+    Args:
+        method: name in METHODS
+        dataset: name in DATASETS
+        n_classes: training classes
+        dim: dimension of the embedding
+        variant: or "published"
+        p_switch: share of switched negatives; None: the method's own
+        eta: weight of the norm regulariser; None: the method's own
+        seed: of new proxies and of what a loss draws
+        steps: of the run, over which a published weight rises; only such a method asks for them
+    """
     row = lookup("method", method, METHODS)
     if row.loss is None:
         raise ValueError(f"{method} is not trained: it has no objective")

@@ -8,6 +8,7 @@ __all__ = ['REGULARIZERS', 'mean', 'Regularizer', 'SEC', 'L2Norm', 'Ring', 'Bala
 
 # %% ../nbs/60_regularizers.ipynb #1383811b
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from .core import generator as new_generator
 from .core import lookup
-from .distances import as_float, check_batch, unit
+from .distances import as_float, check_batch, settings, unit
 
 # %% ../nbs/60_regularizers.ipynb #0f923305
 def mean(
@@ -28,7 +29,7 @@ def mean(
     "Mean over the batch, 0 for an empty one"
     return values.sum() / max(len(values), 1)
 
-
+# %% ../nbs/60_regularizers.ipynb #8e4cf340
 class Regularizer(nn.Module):
     "A term on the norms of the raw embeddings, times its weight"
 
@@ -72,6 +73,9 @@ class Regularizer(nn.Module):
         "The term of (B,) norms"
         raise NotImplementedError(f"{type(self).__name__} has no term; a regularizer defines term(norms)")
 
+    def extra_repr(self) -> str:
+        return settings(self)
+
     def param_groups(
         self,
         base_lr: float,  # learning rate of the network
@@ -82,7 +86,13 @@ class Regularizer(nn.Module):
 
 # %% ../nbs/60_regularizers.ipynb #ca882af7
 class SEC(Regularizer):
-    "Mean squared deviation of the norms from their mean, or from the running mean"
+    """Mean squared deviation of the norms from their mean, or from the running mean
+
+    Args:
+        eta: weight beside the loss
+        momentum: share of this batch in the running mean, in (0, 1]; 1: the batch mean itself
+        ramp: steps over which the weight rises from 0; 0: it is there from the first
+    """
 
     def __init__(
         self,
@@ -94,10 +104,21 @@ class SEC(Regularizer):
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum is the share of the newest batch in the mean norm, in (0, 1]; got {momentum}")
         self.momentum = momentum
+        self.looked = False  # at the norms of a first batch
         self.register_buffer("mu", torch.tensor(torch.nan))
+
+    def look(self, norms: Tensor) -> None:
+        "Warn, at the first batch only, since a GPU has to be waited for, if the embeddings are on the unit sphere"
+        self.looked = True
+        if len(norms) and float((norms.detach() - 1).abs().max()) < 1e-3:
+            warnings.warn(
+                "all embeddings have norm 1, so SEC has nothing to do: give it the network's raw output", stacklevel=5
+            )
 
     def term(self, norms: Tensor) -> Tensor:
         "Mean of (n - mu)², mu detached"
+        if not (self.looked or torch.compiler.is_compiling()):
+            self.look(norms)
         now, before = mean(norms.detach()), self.mu.to(norms, non_blocking=True)
         mu = torch.where(before.isnan(), now, before + self.momentum * (now - before)) if self.momentum < 1 else now
         if self.training and len(norms):
@@ -108,7 +129,12 @@ class SEC(Regularizer):
 
 # %% ../nbs/60_regularizers.ipynb #003b8b4a
 class L2Norm(Regularizer):
-    "Mean squared norm"
+    """Mean squared norm
+
+    Args:
+        eta: weight beside the loss
+        ramp: steps over which the weight rises from 0; 0: it is there from the first
+    """
 
     def __init__(
         self,
@@ -123,7 +149,11 @@ class L2Norm(Regularizer):
 
 # %% ../nbs/60_regularizers.ipynb #78fd4199
 class Ring(Regularizer):
-    "Mean squared deviation of the norms from a learned radius"
+    """Mean squared deviation of the norms from a learned radius
+
+    Args:
+        eta: weight beside the loss
+    """
 
     def __init__(
         self,
@@ -135,8 +165,8 @@ class Ring(Regularizer):
     def term(self, norms: Tensor) -> Tensor:
         "Mean of (n - R)²"
         with torch.no_grad():
-            start = self.radius.to(norms, non_blocking=True)
-            self.radius.data = torch.where(start.isnan() & (len(norms) > 0), mean(norms), start)
+            start = mean(norms).to(self.radius, non_blocking=True)
+            self.radius.data = torch.where(self.radius.isnan() & (len(norms) > 0), start, self.radius)
         return mean((norms - self.radius).square())
 
 # %% ../nbs/60_regularizers.ipynb #54841644
@@ -216,7 +246,7 @@ def _first(change: Callable, module: nn.Module, args: tuple, kwargs: dict) -> tu
     name = next(iter(kwargs))
     return args, {**kwargs, name: change(kwargs[name])}
 
-
+# %% ../nbs/60_regularizers.ipynb #f95a121b
 class ManifoldMixup:
     "Mixes hidden states of a network at a random place"
 
@@ -278,7 +308,12 @@ def make_regularizer(
     name: str,  # one of REGULARIZERS
     **hyperparameters,  # those of its class
 ) -> Regularizer:  # value = reg(f, labels)
-    "A regularizer by its name"
+    """A regularizer by its name
+
+    Args:
+        name: one of REGULARIZERS
+        hyperparameters: those of its class
+    """
     made = lookup("regularizer", name, REGULARIZERS)
     for given in hyperparameters:
         lookup(f"hyperparameter of regularizer {name!r}:", given, inspect.signature(made).parameters)

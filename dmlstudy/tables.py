@@ -121,7 +121,14 @@ def make_table(
     methods: Sequence[str],  # rows, in order
     title: str,
 ) -> pd.DataFrame:  # as shown, under the default rule
-    "Read the records, write the table under its stem, return what is shown"
+    """Read the records, write the table under its stem, return what is shown
+
+    Args:
+        paper: roth or sec
+        columns: (data set, metric) -> heading
+        methods: rows, in order
+        title: as shown, under the default rule
+    """
     datasets = [*dict.fromkeys(dataset for dataset, _ in columns)]
     records = [r for r in read_batch(profile) if r["run"]["dataset"] in datasets and r["run"]["method"] in methods]
     results = tidy(profile, records)

@@ -14,7 +14,11 @@ PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "locks", "s
 CHECKS = [  # name, commands, what it means when files change
     ("style", [["ruff", "check", "."], ["ruff", "format", "--check", "--quiet", "."]], ""),
     ("clean", [["nbdev_clean"]], "notebooks carry metadata: run nbdev_clean"),
-    ("export", [["python", "tools/export.py"]], "library and notebooks differ: run nbdev_export, edit only notebooks"),
+    (
+        "export",
+        [["python", "tools/export.py"]],
+        "library and notebooks differ: run tools/export.py, edit only notebooks",
+    ),
     ("readme", [["python", "tools/readme.py"]], "README.md is old: run python tools/readme.py"),
     ("notebooks", [["nbdev_test", "--n_workers", "2"]], "a notebook wrote into the tree"),
     ("tests", [["pytest"]], "a test wrote into the tree"),

@@ -1,9 +1,53 @@
-"""Export the library from nothing, so that no module of a renamed notebook stays behind."""
+"""Export the library from nothing: no module of a renamed notebook stays behind, and `help` sees the docments."""
 
+import ast
+import io
+import re
+import tokenize
 from pathlib import Path
 
 import nbdev
 
-for module in (Path(__file__).resolve().parents[1] / "dmlstudy").rglob("*.py"):
+LIBRARY = Path(__file__).resolve().parents[1] / "dmlstudy"
+# the contract's names; a block for every public function would add some 900 lines
+SHOWN = re.compile(r"\w+(Loss|Miner|Sampler)|SEC|L2Norm|Ring|Run|make_\w+|fit|evaluate|embed")
+
+
+def argument_lines(function: ast.FunctionDef, comments: dict[int, str]) -> list[str]:
+    """One line for each argument that has a docment; it stands on one of the argument's own lines."""
+    args, lines = function.args, []
+    for arg in [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]:
+        span = range(arg.lineno, arg.end_lineno + 3) if arg else ()
+        others = {a.lineno for a in [*args.args, *args.kwonlyargs, args.kwarg] if a and a is not arg}
+        for line in span:
+            if line in others or line >= function.body[0].lineno:
+                break
+            if line in comments:
+                lines.append(f"    {arg.arg}: {comments[line]}")
+                break
+    return lines
+
+
+def with_arguments(source: str) -> str:
+    """The module with an "Args:" block at the end of the docstrings of the contract's functions and classes."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    lines = source.split("\n")
+    for node in reversed(ast.parse(source).body):
+        if not (isinstance(node, ast.FunctionDef | ast.ClassDef) and SHOWN.fullmatch(node.name)):
+            continue
+        inits = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        found = argument_lines((inits or [node])[0], comments) if inits or isinstance(node, ast.FunctionDef) else []
+        if (text := ast.get_docstring(node)) and found and "Args:" not in text:
+            first, last = node.body[0].lineno - 1, node.body[0].end_lineno
+            block = [f'"""{text}', "", "Args:", *found, '"""']
+            lines[first:last] = [f"    {line}" if line else "" for line in block]
+    return "\n".join(lines)
+
+
+for module in LIBRARY.rglob("*.py"):
     module.unlink()
 nbdev.nbdev_export()
+for module in LIBRARY.rglob("*.py"):
+    if (shown := with_arguments(old := module.read_text(encoding="utf-8"))) != old:
+        module.write_text(shown, encoding="utf-8")

@@ -26,6 +26,13 @@ def make_data(
     strict: bool = True,  # images on disk: refuse what is not the published data set; False: take it with a warning
     decoded: bool = False,  # images on disk: read the decoded copy that `prepare` wrote
 ) -> Data:  # class-disjoint training and test splits
-    "A data set by name; with `strict=False` images that cannot be read are left out, with a warning that names them"
+    """A data set by name; with `strict=False` images that cannot be read are left out, with a warning that names them
+
+    Args:
+        name: name in DATASETS
+        root: where the data lie, for embedded sets the cache; None: the usual place
+        strict: images on disk: refuse what is not the published data set; False: take it with a warning
+        decoded: images on disk: read the decoded copy that `prepare` wrote
+    """
     options = {"strict": strict, "decoded": decoded} if name in SOURCES else {}
     return lookup("data set", name, DATASETS)(name, root, **options)

@@ -15,7 +15,13 @@ from .base import Loss, check_numbers, log_sum_exp, masked_mean, similarities
 
 # %% ../../nbs/52_losses.contrast.ipynb #1f705ee7
 class ContrastLoss(Loss):
-    "A softmax over the cosines of a batch; a subclass says which entries count as what"
+    """A softmax over the cosines of a batch; a subclass says which entries count as what
+
+    Args:
+        temperature: t
+        loss_scale: factor on the loss; None: 1, published: temperature / 0.07
+        variant: published: the factor
+    """
 
     def __init__(
         self,
@@ -34,7 +40,13 @@ class ContrastLoss(Loss):
 
 # %% ../../nbs/52_losses.contrast.ipynb #83a80939
 class NTXentLoss(ContrastLoss):
-    "Each positive pair against all negatives of its anchor; 0 without a positive or without a negative pair"
+    """Each positive pair against all negatives of its anchor; 0 without a positive or without a negative pair
+
+    Args:
+        temperature: t
+        loss_scale: factor on the loss; None: 1, published: temperature / 0.07
+        variant: published: the factor
+    """
 
     def __init__(
         self,
@@ -51,7 +63,13 @@ class NTXentLoss(ContrastLoss):
 
 # %% ../../nbs/52_losses.contrast.ipynb #90a13cc9
 class SupConLoss(ContrastLoss):
-    "Mean log-probability of an anchor's positives among all others; 0 if no anchor has a positive"
+    """Mean log-probability of an anchor's positives among all others; 0 if no anchor has a positive
+
+    Args:
+        temperature: t
+        loss_scale: factor on the loss; None: 1, published: temperature / 0.07
+        variant: published: the factor
+    """
 
     def __init__(
         self,

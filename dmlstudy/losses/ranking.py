@@ -48,7 +48,13 @@ def triplet_weights(
 
 # %% ../../nbs/50_losses.ranking.ipynb #c3c49dc8
 class ContrastiveLoss(Loss):
-    "Mean distance of positives above one margin plus mean distance of negatives below another, over triplets"
+    """Mean distance of positives above one margin plus mean distance of negatives below another, over triplets
+
+    Args:
+        pos_margin: distance at which a positive is near enough
+        neg_margin: distance at which a negative is far enough
+        variant: published: 1e-6 added to each coordinate of a difference
+    """
 
     uses = "triplets"
 
@@ -73,7 +79,13 @@ class ContrastiveLoss(Loss):
 
 # %% ../../nbs/50_losses.ranking.ipynb #e85d1b09
 class TripletLoss(Loss):
-    "Mean hinge of (squared) distance to the positive minus that to the negative plus a margin, over all given triplets"
+    """Mean hinge of (squared) distance to the positive minus that to the negative plus a margin, over all given triplets
+
+    Args:
+        margin: by which the negative should be farther
+        squared: squared distances, as the authors' code; False: as their paper
+        variant: no difference
+    """
 
     uses = "triplets"
 
@@ -97,7 +109,16 @@ class TripletLoss(Loss):
 
 # %% ../../nbs/50_losses.ranking.ipynb #0b317d96
 class MarginLoss(Loss):
-    "Hinges around a learnable boundary beta, divided by what is active"
+    """Hinges around a learnable boundary beta, divided by what is active
+
+    Args:
+        n_classes: one beta for each class; None: one for all
+        margin: half the width of the gap around beta
+        beta: first value of beta; 0.6 is the other published one
+        beta_lr: learning rate of beta
+        normalizer: divide by the number of triplets with an active term, or of active "pairs"
+        variant: published: distance sqrt(d² + 1e-8)
+    """
 
     uses = "triplets"
 
@@ -113,6 +134,7 @@ class MarginLoss(Loss):
     ):
         super().__init__(variant)
         self.margin, self.lr = margin, beta_lr
+        self.beta_lr, self.learn_beta = beta_lr, learn_beta
         self.normalizer = lookup("normalizer", normalizer, ("triplets", "pairs"))
         if n_classes is not None:
             check_numbers(self, least=1, whole=True, n_classes=n_classes)
@@ -151,7 +173,11 @@ class MarginLoss(Loss):
 
 # %% ../../nbs/50_losses.ranking.ipynb #b965df83
 class DrawingLoss(Loss):
-    "Base of the losses that draw samples, from a generator of their own"
+    """Base of the losses that draw samples, from a generator of their own
+
+    Args:
+        seed: of the loss's own generator
+    """
 
     def __init__(
         self,
@@ -181,7 +207,7 @@ class DrawingLoss(Loss):
         "Go on from there"
         self.generators, self.states = {}, dict(state)
 
-
+# %% ../../nbs/50_losses.ranking.ipynb #12d765a2
 def draw_outside(
     labels: Tensor,  # (B,)
     excluded: Tensor,  # (T, k), labels that draw t must not have
@@ -215,7 +241,14 @@ def draw_positive(
 
 # %% ../../nbs/50_losses.ranking.ipynb #3fc6a31b
 class QuadrupletLoss(DrawingLoss):
-    "Triplet hinge plus a hinge of the positive's distance against that of two negatives; without candidates 0"
+    """Triplet hinge plus a hinge of the positive's distance against that of two negatives; without candidates 0
+
+    Args:
+        margin: of the triplet part; the paper's is 1
+        margin_2: of the second part; the paper's is 0.5
+        seed: of the generator that draws the second negatives
+        variant: published: second negatives without regard to labels, all combinations
+    """
 
     uses = "triplets"
 
@@ -252,7 +285,13 @@ class QuadrupletLoss(DrawingLoss):
 
 # %% ../../nbs/50_losses.ranking.ipynb #781a1d68
 class SNRLoss(Loss):
-    "Mean of the active hinges of a noise-to-signal ratio; the zero-mean term counts whether or not a triplet is active"
+    """Mean of the active hinges of a noise-to-signal ratio; the zero-mean term counts whether or not a triplet is active
+
+    Args:
+        margin: by which the negative's ratio should be greater
+        lam: weight of the zero-mean term; 0 in the published runs with the distance miner
+        variant: no difference
+    """
 
     uses = "triplets"
 
@@ -296,7 +335,14 @@ def norm_penalty(
 
 
 class GeneralizedLiftedLoss(Loss):
-    "Mean over anchors of a hinge of soft extremes, on raw embeddings; the norm penalty always counts"
+    """Mean over anchors of a hinge of soft extremes, on raw embeddings; the norm penalty always counts
+
+    Args:
+        margin: of the negatives
+        l2_weight: of the norm penalty
+        squared_norm: penalise squared norms, as the paper prints
+        variant: published: 1e-6 added to each coordinate of a difference
+    """
 
     normalizes = False
 
@@ -318,7 +364,15 @@ class GeneralizedLiftedLoss(Loss):
 
 # %% ../../nbs/50_losses.ranking.ipynb #4e553ce3
 class NPairLoss(DrawingLoss):
-    "Mean over anchors of a softmax loss of one positive against all negatives; the norm penalty always counts"
+    """Mean over anchors of a softmax loss of one positive against all negatives; the norm penalty always counts
+
+    Args:
+        l2_weight: of the norm penalty
+        scale: of the embeddings; 0.25 for BN-Inception
+        squared_norm: penalise squared norms, as the paper prints
+        seed: of the generator that draws positives
+        variant: no difference
+    """
 
     normalizes = False
 
@@ -343,7 +397,16 @@ class NPairLoss(DrawingLoss):
 
 # %% ../../nbs/50_losses.ranking.ipynb #5fd8d725
 class AngularLoss(DrawingLoss):
-    "N-pair loss on raw embeddings plus an angular softmax on the sphere; the norm penalty always counts"
+    """N-pair loss on raw embeddings plus an angular softmax on the sphere; the norm penalty always counts
+
+    Args:
+        alpha: greatest angle at the negative, degrees
+        lam: weight of the angular part
+        l2_weight: of the norm penalty
+        squared_norm: penalise squared norms, as the paper prints
+        seed: of the generator that draws positives
+        variant: no difference
+    """
 
     normalizes = False
 
@@ -383,7 +446,12 @@ def lost_shares(
 
 
 class HistogramLoss(Loss):
-    "Chance that a negative pair is more similar than a positive one, from soft histograms; 0 without both kinds"
+    """Chance that a negative pair is more similar than a positive one, from soft histograms; 0 without both kinds
+
+    Args:
+        bins: nodes of the histograms; 11 on SOP
+        variant: published: shares lost to float equality, which matters for 11 but not for 65
+    """
 
     def __init__(
         self,
@@ -414,7 +482,17 @@ class HistogramLoss(Loss):
 
 # %% ../../nbs/50_losses.ranking.ipynb #b71a32db
 class MultiSimilarityLoss(Loss):
-    "Soft maxima of the similarities that an anchor keeps; an anchor that keeps none is left out"
+    """Soft maxima of the similarities that an anchor keeps; an anchor that keeps none is left out
+
+    Args:
+        alpha: sharpness for positives
+        beta: sharpness for negatives
+        lam: similarity at which the two sides meet
+        epsilon: slack of the selection
+        mean_over: anchors that keep something, or the whole "batch"
+        max_positive: positives at least so similar are dropped; Zhang et al.: 1 - 1e-5
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -461,7 +539,12 @@ def first_two(
 
 
 class NormalizedNPairLoss(Loss):
-    "Cross-entropy of each class's first image against all classes' second ones; 0 if no class has two"
+    """Cross-entropy of each class's first image against all classes' second ones; 0 if no class has two
+
+    Args:
+        scale: of the cosines; 64 is the other one named
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -491,7 +574,15 @@ def mean_weights(
 
 
 class TupletMarginLoss(Loss):
-    "Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs"
+    """Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs
+
+    Args:
+        scale: of the cosines
+        beta: angle by which a positive is moved towards the anchor before it is compared, radians
+        lam: weight of the spread
+        epsilon: relative slack of the spread
+        variant: no difference
+    """
 
     def __init__(
         self,

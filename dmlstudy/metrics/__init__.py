@@ -131,7 +131,22 @@ def evaluate(
     progress: bool = True,  # show a bar for work of more than some seconds
     per_query: bool = False,  # return also the value of each query for the retrieval metrics
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, Tensor]]:  # name -> value, in the order asked for
-    "Measure an embedding"
+    """Measure an embedding
+
+    Args:
+        f: raw embeddings, (N, D); of the queries where there is a gallery
+        labels: (N,), integers
+        metrics: names, or what `check_names` made of
+        f_gallery: (M, D); None: each image is searched among the others
+        labels_gallery: (M,)
+        normalize: measure on the unit sphere; norms are always of the raw embeddings
+        singletons: queries with nothing to find: miss (they count as 0) or skip (they are left out)
+        kmeans_restarts: k-means runs; of two or more, the mean, and the spread as <name>_std
+        seed: of k-means
+        budget: bytes for the scores and candidates of the search at a time
+        progress: show a bar for work of more than some seconds
+        per_query: return also the value of each query for the retrieval metrics
+    """
     lookup("treatment of singletons", singletons, ("miss", "skip"))
     own = f_gallery is None and labels_gallery is None
     names = check_names(metrics, own)

@@ -32,7 +32,14 @@ def make_head(
     dim: int,  # dimension of the embedding
     rng: torch.Generator,  # for the new weights
 ) -> nn.Sequential:
-    "New last layers"
+    """New last layers
+
+    Args:
+        name: name in HEADS
+        features: dimension of the backbone's output
+        dim: dimension of the embedding
+        rng: for the new weights
+    """
     return nn.Sequential(*lookup("head", name, HEADS)(features, init_weights(nn.Linear(features, dim), rng)))
 
 # %% ../../nbs/39_models.ipynb #bdc79692
@@ -94,7 +101,17 @@ def make_model(
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
     bn_affine: bool = True,  # with freeze_bn: its affine weights and biases are trained all the same
 ) -> EmbeddingNet:  # images -> raw embeddings
-    "A network by name"
+    """A network by name
+
+    Args:
+        name: name in MODELS, or timm:NAME for a network of timm
+        dim: dimension of the embedding
+        weights: pre-trained weights of the backbone by name or file; None: new ones
+        freeze_bn: the backbone's batch normalisation keeps its statistics
+        head: name in HEADS
+        rng: for new weights; None: one with seed 0
+        bn_affine: with freeze_bn: its affine weights and biases are trained all the same
+    """
     rng = rng or generator(0, "model")
     with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator before we draw again
         timm = name.startswith("timm:")

@@ -63,7 +63,12 @@ def make_convnet(
     weights: str | None = "glyphs",  # the pre-trained weights that ship with the package; None: new ones
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
 ) -> ConvNet:
-    "The backbone of the embedded sets"
+    """The backbone of the embedded sets
+
+    Args:
+        weights: the pre-trained weights that ship with the package; None: new ones
+        rng: for new weights; None: one with seed 0
+    """
     net = init_weights(ConvNet(), rng or generator(0, "convnet"))
     if weights not in ("glyphs", None):
         raise ValueError(f'weights of the convnet are "glyphs" (shipped) or None (new); got {weights!r}')

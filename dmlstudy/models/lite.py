@@ -89,7 +89,12 @@ def make_lite0(
     weights: str | None = "imagenet",  # of the optional package; None: new ones
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
 ) -> Lite0:
-    "The backbone of the photographs"
+    """The backbone of the photographs
+
+    Args:
+        weights: of the optional package; None: new ones
+        rng: for new weights; None: one with seed 0
+    """
     net = seeded(Lite0, rng or generator(0, "model"))
     if weights is None:
         return net

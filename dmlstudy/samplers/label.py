@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from ..core import generator, lookup
+from ..distances import settings
 
 # %% ../../nbs/20_samplers.label.ipynb #59c1cf8b
 class ImagesByClass:
@@ -58,7 +59,11 @@ class ImagesByClass:
 
 # %% ../../nbs/20_samplers.label.ipynb #6641e926
 class EpochSampler(Sampler[list[int]]):
-    "Passes, epochs and resuming; a subclass says what batch i of an epoch is"
+    """Passes, epochs and resuming; a subclass says what batch i of an epoch is
+
+    Args:
+        length: batches in an epoch
+    """
 
     def __init__(
         self,
@@ -69,6 +74,9 @@ class EpochSampler(Sampler[list[int]]):
     def batch(self, epoch: int, i: int) -> Tensor:  # (b,), int64 indices of images
         "Batch i of an epoch"
         raise NotImplementedError(f"{type(self).__name__} does not say how a batch is drawn")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({settings(self)})"
 
     def __len__(self) -> int:
         return self.length
@@ -97,7 +105,14 @@ class EpochSampler(Sampler[list[int]]):
 
 # %% ../../nbs/20_samplers.label.ipynb #8b4cbb33
 class LabelSampler(EpochSampler):
-    "Frame of all samplers: classes, batch size and randomness; a subclass says how one batch is drawn"
+    """Frame of all samplers: classes, batch size and randomness; a subclass says how one batch is drawn
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set
+        batch_size: b, images in a batch, a multiple of samples_per_class
+        samples_per_class: n, images drawn of each class of a batch
+        batches: batches in an epoch; None: N // b
+    """
 
     bank = None  # samplers that look at embeddings keep a memory bank here
 
@@ -158,7 +173,16 @@ def usable_classes(
 
 # %% ../../nbs/20_samplers.label.ipynb #40e2c660
 class SPCSampler(LabelSampler):
-    "SPC-n: b/n classes, n images of each"
+    """SPC-n: b/n classes, n images of each
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set
+        batch_size: b, images in a batch, a multiple of samples_per_class
+        samples_per_class: n, images drawn of each class of a batch
+        replacement: classes and images may repeat, as published; False: both unique
+        short: a class with fewer than n images: "repeat" them, "drop" it, or "raise"
+        batches: batches in an epoch; None: N // b
+    """
 
     def __init__(
         self,
@@ -172,7 +196,7 @@ class SPCSampler(LabelSampler):
     ):
         super().__init__(labels, batch_size, seed, samples_per_class, batches)
         self.classes = usable_classes(self.by_class, samples_per_class, short)
-        self.replacement, k = replacement, batch_size // samples_per_class
+        self.replacement, self.short, k = replacement, short, batch_size // samples_per_class
         if not replacement and k > len(self.classes):
             raise ValueError(
                 f"a batch of {batch_size} with {samples_per_class} images a class needs {k} classes, there are "
@@ -189,7 +213,14 @@ class SPCSampler(LabelSampler):
 
 # %% ../../nbs/20_samplers.label.ipynb #38b7c479
 class SPCRSampler(LabelSampler):
-    "SPC-R: b − 1 images of random classes, and one more of the class of one of them"
+    """SPC-R: b − 1 images of random classes, and one more of the class of one of them
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set
+        batch_size: b, images in a batch, a multiple of samples_per_class
+        samples_per_class: n; only the divisibility of b by it is asked
+        batches: batches in an epoch; None: N // b
+    """
 
     def __init__(
         self,
@@ -212,7 +243,14 @@ class SPCRSampler(LabelSampler):
 
 # %% ../../nbs/20_samplers.label.ipynb #6e2a7f2a
 class ShuffleSampler(LabelSampler):
-    "b images at random, whatever their classes, none twice in an epoch"
+    """b images at random, whatever their classes, none twice in an epoch
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set; only N matters
+        batch_size: b, images in a batch
+        samples_per_class: n, not used
+        batches: batches in an epoch, at most N // b; None: N // b
+    """
 
     def __init__(
         self,
