@@ -42,7 +42,7 @@ class Effect:
     high: float
     n: int
     std: float = float("nan")  # of the values that were averaged
-    unit: str = "seeds"  # what n counts
+    unit: str = "seeds"  # what n counts: seeds, methods or pairs of methods
 
 
 def verdict_of(
@@ -73,9 +73,9 @@ def needed_for(
 ) -> int | None:  # None: unknown, or more than 1000
     "How many seeds or methods would decide"
     size = max(abs(effect.value - null), threshold)
-    if effect.unit == "methods":
+    if effect.unit != "seeds":
         z = np.arctanh(min(size, 0.99))
-        return max(effect.n + 1, int(np.ceil(((stats.norm.isf(0.025) + stats.norm.isf(0.2)) / z) ** 2 + 3)))
+        return max(effect.n + 1, 8, int(np.ceil(((stats.norm.isf(0.025) + stats.norm.isf(0.2)) / z) ** 2 + 3)))
     if not np.isfinite(effect.std) or not effect.std or not size:
         return None
     n = seeds_needed(size, effect.std)
@@ -352,7 +352,7 @@ def gain_link(
     changes = changes[:, ~np.isnan(changes).any(0)]
     n = changes.shape[1]
     found = correlation_interval(*changes, np.random.default_rng(0), kind=kind) if n > 2 else None
-    return found and Effect(*found, n, unit="methods")
+    return found and Effect(*found, n, unit="pairs")
 
 # %% ../nbs/95_claims.ipynb #3735a171
 TESTS = {
@@ -370,7 +370,8 @@ def evaluate_claims(
     rows = []
     for claim in ledger:
         test = lookup("test", claim["test"], TESTS)
-        sets = ["all"] if claim["pooled"] else claim["datasets"] or [*dict.fromkeys(runs["dataset"])]
+        there = [*dict.fromkeys(runs["dataset"])]
+        sets = ["all"] if claim["pooled"] else [d for d in there if d in (claim["datasets"] or there)]
         for dataset in sets:
             effect = test(runs if dataset == "all" else runs[runs["dataset"] == dataset], **claim["args"])
             verdict = verdict_of(effect, claim["direction"], claim["threshold"], claim["null"])
@@ -385,10 +386,10 @@ def evaluate_claims(
     names = "id paper source statement dataset verdict effect low high n counted needed direction threshold unit"
     return pd.DataFrame(rows).reindex(columns=names.split())
 
-# %% ../nbs/95_claims.ipynb #b1154457
+# %% ../nbs/95_claims.ipynb #1efac212
 COLOURS = {  # apart for colour-blind readers, and in grey
     "reproduced": "#0072B2",
-    "not reproduced": "#E69F00",
+    "not reproduced": "#F0E442",
     "contradicted": "#D55E00",
     "inconclusive": "#D9D9D9",
     "no records": "#FFFFFF",
@@ -421,9 +422,11 @@ def claims_figure(
         text = "-" if row.verdict == "no records" else shown_effect(row.effect, row.unit)
         ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=5.5, color="white" if dark else "black")
     ax.set(xlim=(0, len(sets)), ylim=(len(ids), 0), frame_on=False)
-    ax.set_xticks(np.arange(len(sets)) + 0.5, sets, fontsize=6)
+    ax.xaxis.tick_top()
+    ax.yaxis.tick_right()
+    ax.set_xticks(np.arange(len(sets)) + 0.5, [name.replace("_", "\n") for name in sets], fontsize=6)
     ax.set_yticks(np.arange(len(ids)) + 0.5, [f"{i}  {statements[i]}" for i in ids], fontsize=5.5)
-    ax.tick_params(length=0, labeltop=True, labelbottom=False)
+    ax.tick_params(length=0)
     ax.grid(False)
     keys = [plt.Rectangle((0, 0), 1, 1, facecolor=c, edgecolor="grey", lw=0.3) for c in COLOURS.values()]
     fig.legend(keys, COLOURS, loc="outside lower center", ncols=5, fontsize=6, frameon=False)
