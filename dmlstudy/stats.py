@@ -188,13 +188,13 @@ def correlation_interval(
     over: Sequence[str] = ("methods",),  # what is drawn: methods, seeds, classes; not both of the last two
     level: float = 0.95,
     resamples: int = 2000,
-) -> tuple[float, float, float]:  # value of the means, low, high; NaN under five methods
+) -> tuple[float, float, float]:  # value of the means, low, high; the bounds are NaN under eight methods
     "Correlation over methods, with a percentile interval"
     tables = [np.asarray(v, float).reshape(len(v), -1) for v in (x, y, z) if v is not None]
     m, n = len(tables[0]), max(v.shape[1] for v in tables)
-    if m < 5:
-        return float("nan"), float("nan"), float("nan")
     value = float(correlation(*(v.mean(1) for v in tables), kind=kind))
+    if m < 8:
+        return value, float("nan"), float("nan")
     weights = np.full((1, 1, n), 1 / n)
     if n > 1 and not {"seeds", "classes"}.isdisjoint(over):
         size = (resamples, m if "seeds" in over else 1)
