@@ -9,11 +9,14 @@ __all__ = ['LENIENT', 'SELECTIONS', 'outputs', 'shown', 'leniencies', 'asked_for
            'folder_of', 'markdown', 'write_table', 'write_figure']
 
 # %% ../nbs/90_records.ipynb #2b76932c
+import functools
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,8 +26,8 @@ from .core import Run, lookup, make_run, root, write_atomically
 
 # %% ../nbs/90_records.ipynb #192beb90
 def outputs() -> Path:  # may not exist yet
-    "The folder of everything a study makes"
-    return root() / "outputs"
+    "The folder of everything a study makes: `DMLSTUDY_OUTPUTS`, else `outputs` below the root"
+    return Path(os.environ.get("DMLSTUDY_OUTPUTS") or root() / "outputs").resolve()
 
 
 def shown(
@@ -118,22 +121,58 @@ def recorded(
 ) -> bool:  # mostly without reading it: `load_record` also asks whether it is the right one
     "Is the run finished?"
     file = (run_folder(run) if isinstance(run, Run) else run) / "record.json"
-    try:
-        with open(file, "rb") as opened:
-            opened.seek(max(-4096, -opened.seek(0, os.SEEK_END)), os.SEEK_END)
-            end = opened.read()
-    except OSError:
-        return False
+    end = b""
+    with suppress(OSError), open(file, "rb") as opened:
+        opened.seek(max(-4096, -opened.seek(0, os.SEEK_END)), os.SEEK_END)
+        end = opened.read()
+    if not end.endswith(b"}\n"):
+        return _kept_line(file.parent.name) is not None
     suspect = not lenient and any(f'"{told}"'.encode() in end for told, _ in LENIENT.values())
-    return end.endswith(b"}\n") and (not suspect or accepted(_read_record(file) or {}))
+    return not suspect or accepted(_read_record(file) or {})
 
 
 def load_record(
     run: Run,
 ) -> dict | None:  # None if there is none, only half of one, or one of a lenient run that was not asked for
-    "The record of a run, if it is finished"
-    record = _read_record(run_folder(run) / "record.json")
-    return None if record is None or not accepted(record) else check_record(record, run)
+    "The record of a run, if it is finished: that of this machine, else the committed one"
+    if (record := _read_record(run_folder(run) / "record.json")) is not None:
+        return check_record(record, run) if accepted(record) else None
+    if (record := _kept_record(run.key())) is None or not accepted(record):
+        return None
+    with suppress(StaleRecord):
+        return check_record(record, run)
+    return None
+
+# %% ../nbs/90_records.ipynb #e1f20314
+@functools.lru_cache(maxsize=16)
+def _lines(file: Path, state: tuple) -> dict[str, tuple[int, int]]:
+    "Start and length of the line of each key in a file of records; `state` is another when the file is"
+    found, start = {}, 0
+    for line in file.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"}\n") and (key := re.search(rb'"key": "([0-9a-f]+)"', line)):
+            found[key[1].decode()] = start, len(line)
+        start += len(line)
+    return found
+
+
+def _kept_line(key: str) -> tuple[Path, int, int] | None:
+    "File, start and length of a committed record"
+    for file in sorted((outputs() / "records").glob("*.jsonl")):
+        state = file.stat()
+        if place := _lines(file, (state.st_ino, state.st_size, state.st_mtime_ns)).get(key):
+            return file, *place
+    return None
+
+
+def _kept_record(key: str) -> dict | None:
+    "A committed record"
+    if (line := _kept_line(key)) is None:
+        return None
+    file, start, length = line
+    with open(file, "rb") as opened, suppress(json.JSONDecodeError):
+        opened.seek(start)
+        return json.loads(opened.read(length))
+    return None
 
 # %% ../nbs/90_records.ipynb #104ac63f
 def check_record(

@@ -9,10 +9,11 @@ __all__ = ['ROTH_GLYPHS', 'SEC_GLYPHS', 'OWN_DISPLACEMENT', 'PROFILES', 'SEARCH_
            'jobs_of']
 
 # %% ../nbs/91_study.ipynb #6c38aa73
+import functools
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -417,12 +418,20 @@ def runs_of(
     dataset: str,
     seed: int,
     methods: Sequence[str] | str = (),  # names, or one string of names separated by semicolons; empty: all
+    strict_data: bool = True,  # of each run
 ) -> list[Run]:  # each once
     "The runs an experiment needs"
     chosen = [m.strip() for m in methods.split(";") if m.strip()] if isinstance(methods, str) else list(methods)
-    return [*dict.fromkeys(lookup("experiment", experiment, EXPERIMENTS)(profile, dataset, seed, chosen))]
+    runs = dict.fromkeys(lookup("experiment", experiment, EXPERIMENTS)(profile, dataset, seed, chosen))
+    return [*runs] if strict_data else [replace(run, strict_data=False) for run in runs]
 
 # %% ../nbs/91_study.ipynb #0baf44fb
+@functools.lru_cache(maxsize=1024)
+def _runs_of(experiment: str, profile: str, dataset: str, methods: str, strict_data: bool, state: int | None) -> list:
+    "The runs of an experiment at seed 0; `state` changes with the file of what the search chose"
+    return runs_of(experiment, profile, dataset, 0, methods, strict_data)
+
+
 @dataclass(frozen=True)
 class Job:
     "One execution of an experiment notebook"
@@ -432,14 +441,19 @@ class Job:
     dataset: str
     seed: int
     methods: str = ""  # names separated by semicolons; empty: all of the profile
+    strict_data: bool = True  # of its runs
 
     def runs(self) -> list[Run]:
         "What it needs"
-        return runs_of(self.experiment, self.profile, self.dataset, self.seed, self.methods)
+        tuned_file = asset(PROFILES[self.profile].tuned or "none")
+        state = tuned_file.stat().st_mtime_ns if tuned_file.exists() else None
+        alike = _runs_of(self.experiment, self.profile, self.dataset, self.methods, self.strict_data, state)
+        return [replace(run, seed=self.seed) for run in alike]
 
     def notebook(self) -> Path:
         "Where its executed copy goes"
-        shard = "" if not self.methods else f"-{hash_of(self.methods):06x}"
+        shard = f"-{hash_of(self.methods):06x}" if self.methods else ""
+        shard += "" if self.strict_data else "-any-data"
         return outputs() / "notebooks" / self.experiment / f"{self.profile}-{self.dataset}-{self.seed}{shard}.ipynb"
 
 
@@ -456,6 +470,7 @@ def jobs_of(
     datasets: Sequence[str] = (),
     seeds: Sequence[int] = (),
     methods: Sequence[str] = (),
+    strict_data: bool = True,
 ) -> list[Job]:
     "The notebook executions of a batch"
     from dmlstudy.data import DATASETS
@@ -470,7 +485,7 @@ def jobs_of(
     if methods and not any(chosen.values()):
         raise ValueError(f"no data set of profile {profile!r} has a protocol for {', '.join(methods)}")
     return [
-        Job(e, profile, d, s, "; ".join(names))
+        Job(e, profile, d, s, "; ".join(names), strict_data)
         for e in experiments or p.experiments
         for s in seeds or p.seeds
         for d, names in chosen.items()
