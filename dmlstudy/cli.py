@@ -133,14 +133,14 @@ def dry_run(
 ) -> int:  # exit status: 0 if the batch could begin
     "Say what a batch would do"
     from dmlstudy.batch import default_workers, duration, shards, typical
-    from dmlstudy.records import recorded, sound_batch
+    from dmlstudy.records import recorded_keys, sound_batch
 
-    workers = workers or default_workers()
+    known, workers = recorded_keys(), workers or default_workers()
     seconds = typical(record for name in PROFILES for record in sound_batch(name))
     rows, wanted = {}, {}
     for job in jobs:
         runs = job.runs()
-        todo = [run for run in runs if not recorded(run)]
+        todo = [run for run in runs if run.key() not in known]
         row = rows.setdefault((job.experiment, job.dataset), [0, 0, 0.0])
         row[:] = row[0] + len(runs), row[1] + len(todo), row[2] + sum(map(seconds, todo))
         wanted |= dict.fromkeys(todo)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LENIENT', 'SELECTIONS', 'outputs', 'shown', 'leniencies', 'asked_for', 'accepted', 'lenient_note', 'let_off',
-           'StaleRecord', 'run_folder', 'save_record', 'recorded', 'load_record', 'check_record', 'batch_file',
-           'write_batch', 'lean', 'read_batch', 'DamagedRecords', 'sound_batch', 'selected', 'tidy', 'summary',
-           'folder_of', 'markdown', 'write_table', 'write_figure']
+           'StaleRecord', 'run_folder', 'save_record', 'recorded', 'load_record', 'recorded_keys', 'check_record',
+           'batch_file', 'write_batch', 'lean', 'read_batch', 'DamagedRecords', 'sound_batch', 'selected', 'tidy',
+           'summary', 'folder_of', 'markdown', 'write_table', 'write_figure']
 
 # %% ../nbs/90_records.ipynb #2b76932c
 import functools
@@ -155,13 +155,21 @@ def _lines(file: Path, state: tuple) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _kept() -> dict[Path, dict[str, tuple[int, int]]]:
+    "File of records -> key -> start and length of its line"
+    files = {file: file.stat() for file in sorted((outputs() / "records").glob("*.jsonl"))}
+    return {file: _lines(file, (s.st_ino, s.st_size, s.st_mtime_ns)) for file, s in files.items()}
+
+
 def _kept_line(key: str) -> tuple[Path, int, int] | None:
     "File, start and length of a committed record"
-    for file in sorted((outputs() / "records").glob("*.jsonl")):
-        state = file.stat()
-        if place := _lines(file, (state.st_ino, state.st_size, state.st_mtime_ns)).get(key):
-            return file, *place
-    return None
+    return next(((file, *lines[key]) for file, lines in _kept().items() if key in lines), None)
+
+
+def recorded_keys() -> set[str]:
+    "The keys of all recorded runs, for those who ask for many"
+    here = {folder.name for folder in (outputs() / "runs").glob("*") if recorded(folder)}
+    return here.union(*_kept().values())
 
 
 def _kept_record(key: str) -> dict | None:

@@ -445,8 +445,8 @@ class Job:
 
     def runs(self) -> list[Run]:
         "What it needs"
-        tuned_file = asset(PROFILES[self.profile].tuned or "none")
-        state = tuned_file.stat().st_mtime_ns if tuned_file.exists() else None
+        chosen = PROFILES[self.profile].tuned
+        state = asset(chosen).stat().st_mtime_ns if chosen and asset(chosen).exists() else None
         alike = _runs_of(self.experiment, self.profile, self.dataset, self.methods, self.strict_data, state)
         return [replace(run, seed=self.seed) for run in alike]
 
