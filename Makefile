@@ -25,8 +25,8 @@ $(VENV)/.ready: constraints.txt settings.ini setup.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@echo "Set up in $$(( $$(date +%s) - $$(cat $(VENV).started) )) s."; rm -f $(VENV).started; touch $@
 
-study: setup  ## run the batch of a profile: make study [PROFILE=smoke] [JOBS=2]
-	@$(BIN)/dmlstudy run --profile $(PROFILE) --jobs $(JOBS)
+study: setup  ## run the batch of a profile: make study [PROFILE=smoke] [JOBS=2] [FRESH=1]
+	@$(BIN)/dmlstudy run --profile $(PROFILE) --jobs $(JOBS) $(if $(FRESH),--fresh)
 
 test: setup  ## run every check, in the order of tools/check.py
 	@$(BIN)/python tools/check.py

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SELECTIONS', 'outputs', 'shown', 'StaleRecord', 'run_folder', 'save_record', 'check_record', 'load_record',
-           'recorded', 'batch_file', 'write_batch', 'DamagedRecords', 'each_record', 'read_batch', 'sound_batch',
-           'lean', 'selected', 'class_hits', 'spectrum_of', 'tidy', 'write_results', 'summary', 'data_note',
-           'folder_of', 'markdown', 'write_table', 'write_figure']
+           'recorded', 'recorded_keys', 'batch_file', 'write_batch', 'DamagedRecords', 'each_record', 'read_batch',
+           'sound_batch', 'lean', 'selected', 'class_hits', 'spectrum_of', 'tidy', 'write_results', 'summary',
+           'data_note', 'folder_of', 'markdown', 'write_table', 'write_figure']
 
 # %% ../nbs/90_records.ipynb #d5a02129
 import functools
@@ -143,6 +143,13 @@ def recorded(
     "Is the run finished?"
     key = run if isinstance(run, str) else run.key()
     return _own_record(outputs() / "runs" / key) is not None or _committed(key) is not None
+
+
+def recorded_keys() -> set[str]:
+    "The keys of all finished runs, for those who ask for many"
+    own = {folder.name for folder in (outputs() / "runs").glob("*") if _own_record(folder) is not None}
+    files = ((file, file.stat()) for file in (outputs() / "records").glob("*.jsonl"))
+    return own.union(*(_places(file, (s.st_ino, s.st_size, s.st_mtime_ns)) for file, s in files))
 
 # %% ../nbs/90_records.ipynb #71c2d7bd
 def batch_file(

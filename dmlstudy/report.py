@@ -15,20 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .batch import OFF, Failure, clock, cores, execute_copy, gather, notebooks, what_broke
-from .core import lookup, make_run, write_atomically
-from dmlstudy.records import (
-    accepted,
-    lenient_note,
-    outputs,
-    read_batch,
-    recorded,
-    save_record,
-    shown,
-    sound_batch,
-    tidy,
-    write_batch,
-)
+from .batch import Failure, cores, duration, execute_copy, gather, notebooks, what_broke
+from .core import lookup, write_atomically
+from .records import lenient_note, outputs, read_batch, shown, sound_batch, tidy, write_batch
 from .study import PROFILES, Job, jobs_of
 
 # %% ../nbs/97_report.ipynb #52039403
@@ -130,7 +119,7 @@ def provenance(
     records = [*records]
     made = [record["made"] for record in records]
     count = lambda values: ", ".join(f"{value} ({n} runs)" for value, n in sorted(Counter(values).items()))
-    out = {"runs": str(len(records)), "training time of all": clock(sum(m["seconds"] for m in made))}
+    out = {"runs": str(len(records)), "training time of all": duration(sum(m["seconds"] for m in made))}
     for name in ("dataset", "seed", "steps"):
         out[{"dataset": "data sets", "seed": "seeds", "steps": "steps"}[name]] = count(r["run"][name] for r in records)
     out["device"], out["commit"] = count(m["device"] for m in made), count(str(m["git"]) for m in made)
@@ -246,25 +235,14 @@ def collect(
 ) -> list[Failure]:  # empty if all is well
     "Write the records and results of a profile, then its tables, figures and report"
     jobs = [job for job in (*jobs_of(profile), *jobs) if job.experiment != "search"]
-    kept = sound_batch(profile, out)
-    _put_off(kept, out)
-    records = gather(jobs, kept)
+    sound_batch(profile, out)  # keeps a damaged file beside the one that is written below
+    records = gather(jobs)
     if not records:
         older = f", those in {shown(profile)} are older" if (shown(profile) / "results.csv").exists() else ""
         out(f"profile {profile} has no finished run yet: no tables were made{older}")
         return []
     write_batch(profile, records)
     return show(profile, workers, out)
-
-# %% ../nbs/97_report.ipynb #f681ae87
-def _put_off(kept: Iterable[Mapping], out: Callable[[str], None]) -> None:
-    "Leave lenient records that were not asked for out of what is shown, but not out of `outputs/runs`"
-    off = [record for record in kept if not accepted(record)]
-    for record in off:
-        if not recorded(make_run(record["run"]), lenient=True):
-            save_record(record)
-    if off:
-        out(f"{len(off)} runs are {OFF}: they are left out, and stay in {outputs() / 'runs'}")
 
 # %% ../nbs/97_report.ipynb #3caafa39
 def show(
@@ -288,6 +266,6 @@ def show(
                 Failure(f"{source.parent.name}/{source.name}", what_broke(error), str(target(source)), cell)
             )
     write_report(profile)
-    spent = clock(time.perf_counter() - began)
+    spent = duration(time.perf_counter() - began)
     out(f"{len(records)} records, {len(sources)} notebooks of tables and figures in {spent}")
     return failures

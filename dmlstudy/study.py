@@ -251,6 +251,12 @@ def runs_of(
     return [*dict.fromkeys(run if strict_data else replace(run, strict_data=False) for run in found)]
 
 # %% ../nbs/91_study.ipynb #d4c9ea52
+@functools.lru_cache(maxsize=1024)
+def _runs_alike(experiment: str, profile: str, dataset: str, methods: str | None, strict: bool, state) -> list[Run]:
+    "The runs of an experiment at seed 0; `state` changes with the file of what the search chose"
+    return runs_of(experiment, profile, dataset, 0, methods, strict)
+
+
 @dataclass(frozen=True)
 class Job:
     "One execution of an experiment notebook"
@@ -264,11 +270,15 @@ class Job:
 
     def runs(self) -> list[Run]:
         "What it needs"
-        return runs_of(self.experiment, self.profile, self.dataset, self.seed, self.methods, self.strict_data)
+        chosen = PROFILES[self.profile].tuned
+        state = asset(chosen).stat().st_mtime_ns if chosen and asset(chosen).exists() else None
+        alike = _runs_alike(self.experiment, self.profile, self.dataset, self.methods, self.strict_data, state)
+        return [replace(run, seed=self.seed) for run in alike]
 
     def notebook(self) -> Path:
         "Where its executed copy goes"
         shard = f"-{zlib.crc32(self.methods.encode()) & 0xFFFFFF:06x}" if self.methods else ""
+        shard += "" if self.strict_data else "-any-data"
         return outputs() / "notebooks" / self.experiment / f"{self.profile}-{self.dataset}-{self.seed}{shard}.ipynb"
 
 

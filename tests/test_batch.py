@@ -10,20 +10,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
-import pandas as pd
+import psutil
 import pytest
 import torch
 from disks import small_disk
+from filelock import FileLock, Timeout
 
-from dmlstudy import batch, feeds, records, report, train
+from dmlstudy import batch, feeds, records, train
 from dmlstudy.core import make_run, write_atomically
 from dmlstudy.study import Job, jobs_of, run_of
-from dmlstudy.tables import source_note
 
 CHECKOUT = Path(batch.__file__).parents[1]
 ASKED = ("--profile", "drill", "--jobs", "2")  # four runs
@@ -37,7 +37,10 @@ class Study:
         self.folder = folder
         shutil.copytree(CHECKOUT / "nbs/experiments", folder / "nbs/experiments")
         (folder / "nbs/paper").mkdir()
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
         self.environment = {**os.environ, "DMLSTUDY_ROOT": str(folder), "PYTHONPATH": str(CHECKOUT)}
+        self.environment["TMPDIR"] = str(self.temporary)
 
     def spoil(self, what: str) -> None:
         """Let something happen whenever Contrastive is trained."""
@@ -70,6 +73,13 @@ class Study:
         for file in (self.folder / "outputs/runs").glob("*/journal.jsonl"):
             found += [{**event, "key": file.parent.name} for event in batch.history(file.parent)]
         return [event for event in found if not kinds or event["event"] in kinds]
+
+    def is_clean(self) -> None:
+        """A batch that ended in any way left nothing but results."""
+        assert not [*self.temporary.iterdir()]
+        assert [file.name for file in (self.folder / "outputs/live").iterdir()] == ["lock"]
+        assert all(file.stat().st_size for file in (self.folder / "outputs/notebooks").rglob("*.log"))
+        assert {file.name for file in (self.folder / "outputs/batches").iterdir()} == {"drill.json"}
 
     def trained(self) -> Counter:
         """How often each run was trained to its end."""
@@ -145,8 +155,7 @@ def test_killed_worker(study, undisturbed):
     victim = study.wait_for("begun")[0]
     os.kill(victim["pid"], signal.SIGKILL)
     assert process.wait(300) == 0, process.stdout.read()
-    assert [event["key"] for event in study.events("killed")] == [victim["key"]]
-    assert [event["owner"]["pid"] for event in study.events("taken over")] == [victim["pid"]]
+    assert [event["event"] for event in study.events() if event["key"] == victim["key"]] == ["begun", "begun", "done"]
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1}
 
@@ -157,16 +166,17 @@ def test_killed_again_and_again(study):
     study.spoil("os.kill(os.getpid(), 9)")
     job = Job("objectives", "drill", "glyphs_fine", 0, "Contrastive (D); Softmax")
     contrastive, softmax = job.runs()
-    (failure,) = batch.execute(job, str(study.folder), "b")
-    assert failure.key == contrastive.key() and "died (killed, or out of memory)" in failure.why
-    assert records.load_record(softmax) and len(study.events("killed")) == 2
+    with batch._own_folder() as own:
+        (failure,) = batch.execute(job, batch=own.name)
+    assert failure.key == contrastive.key() and "died twice (killed, or out of memory)" in failure.why
+    assert records.load_record(softmax) and len(study.events("begun")) == 3
 
 
 def gone(pids, seconds: float = 10) -> bool:
     """Do all these processes end soon?"""
-    me, end = batch.this_process(), time.monotonic() + seconds
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if all(not Path(f"/proc/{pid}").exists() or batch.is_dead({**me, "pid": pid}) for pid in pids):
+        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
             return True
         time.sleep(0.1)
     return False
@@ -179,6 +189,7 @@ def test_killed_batch(study, undisturbed):
     process.wait()
     assert study.call("run", *ASKED)[0] == 0
     assert gone(pids)
+    study.is_clean()
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1}
 
@@ -206,7 +217,9 @@ def test_interrupted(study, undisturbed):
         process.send_signal(sign)
         assert process.wait(60) == 130
         assert time.monotonic() - began < 15 and gone(pids)
-        assert "the same command goes on from there" in process.stdout.read()
+        told = process.stdout.read()
+        assert "the same command goes on from there" in told and "Kernel died" not in told
+        study.is_clean()
     assert study.call("run", *ASKED)[0] == 0
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1}
@@ -228,46 +241,63 @@ def test_failures_are_told_and_retried(study):
     asked = ("--profile", "drill", "--jobs", "1")
     status, told = study.call("run", *asked, "--seeds", "0")
     assert status == 1 and "1 failed:" in told and "Contrastive (D) on glyphs_fine, seed 0" in told, told
-    assert "FileNotFoundError: cub200 is not at /data" in told and "--retry" in told
+    assert "FileNotFoundError: cub200 is not at /data" in told and "The same command" in told
     assert f"see {study.folder}/outputs/notebooks/objectives/drill-glyphs_fine-0" in told and ", In [" in told
     assert set(study.trained().values()) == {1} and b"Softmax" in study.results()
     shutil.copy(CHECKOUT / "nbs/experiments/objectives.ipynb", study.folder / "nbs/experiments")
     status, told = study.call("run", *asked, "--retry")
-    assert status == 0 and "4 runs, 1 of them recorded; 1 to train" in told, told
+    assert status == 0 and "4 runs, 1 of them recorded; 3 to train" in told, told
     rows = [line.split() for line in study.call("status")[1].splitlines()]
-    assert ["objectives", "glyphs_fine", "4", "2", "0", "0"] in rows
+    assert ["objectives", "glyphs_fine", "4", "4", "0", "0"] in rows
 
 
 def test_a_failing_run_leaves_the_others(study):
     bad, good = small(lr=1e30), small(seed=1)
     with pytest.raises(batch.FailedRuns, match="1 of 2 runs failed\nSoftmax on glyphs_fine.*is not finite at step"):
-        batch.each_once([bad, good])
+        batch.records_for([bad, good])
     assert records.load_record(good) and not records.recorded(bad)
-    assert "NonFiniteLoss" in batch.last_error(bad)
+    assert "NonFiniteLoss" in batch.history(bad)[-1]["error"]
 
 
 def test_given_up_within_a_batch_only(study, monkeypatch):
     run = small(dataset="glyphs_fine", lr=1e30)
-    monkeypatch.setenv("DMLSTUDY_BATCH", "one")
-    for _ in range(2):
-        with pytest.raises((batch.FailedRuns, FloatingPointError)):
-            batch.once(run)
-    assert [event["event"] for event in batch.history(run)] == ["begun", "failed"]
-    monkeypatch.setenv("DMLSTUDY_BATCH", "two")
-    with pytest.raises(FloatingPointError):
-        batch.once(run)
-    assert len(batch.history(run)) == 4
+    for trials in (1, 2):
+        with batch._own_folder() as own:
+            monkeypatch.setenv("DMLSTUDY_BATCH", own.name)
+            for _ in range(2):
+                with pytest.raises(batch.FailedRuns, match="NonFiniteLoss"):
+                    batch.record_for(run)
+        assert [event["event"] for event in batch.history(run)] == ["begun", "failed"] * trials
+
+
+def test_a_full_disk_is_survived_without_a_journal(study, monkeypatch):
+    """What is not recorded is missing, whatever the journal says."""
+    run = small()
+
+    def fail(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with batch._own_folder() as own, monkeypatch.context() as full:
+        full.setenv("DMLSTUDY_BATCH", own.name)
+        full.setattr(batch, "_note", lambda *args: None)
+        full.setattr(
+            train, "fit", lambda *args, **options: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
+        with pytest.raises(batch.FailedRuns, match="No space left"):
+            batch.record_for(run)
+    assert batch.history(run) == [] and batch.state_of(run.key()) is None
+    assert batch.record_for(run)["key"] == run.key()
 
 
 def test_stale_record_is_refused_and_half_a_record_redone(study):
     stale, half = (small(seed=seed) for seed in (0, 1))
-    first = [batch.once(run) for run in (stale, half)]
+    first = [batch.record_for(run) for run in (stale, half)]
     file = records.save_record(first[0])
     file.write_text(json.dumps({**first[0], "run": {**first[0]["run"], "lr": 1.0}}) + "\n")
     before = file.read_text()
     (records.run_folder(half) / "record.json").write_text(json.dumps(first[1])[:99])
     with pytest.raises(batch.FailedRuns, match="1 of 2 runs failed(.|\n)*StaleRecord.*lr: asked 0.0006, recorded 1.0"):
-        batch.each_once([stale, half])
+        batch.records_for([stale, half])
     assert file.read_text() == before
     again = records.load_record(half)
     assert {**again, "made": 0} == {**first[1], "made": 0}
@@ -282,55 +312,6 @@ def test_stale_record_in_a_batch(study):
     )
     (failure,) = batch.run_batch([job])
     assert "steps: asked 40, recorded 7" in failure.why and failure.key == run.key()
-
-
-@pytest.mark.parametrize("told", [{"any_counts": True}, {"skipped_images": {"train": 2}}])
-def test_a_lenient_record_is_no_record_for_a_strict_batch(study, monkeypatch, told):
-    job = jobs_of("drill", methods=["Softmax"], seeds=[0])[0]
-    (run,) = job.runs()
-    record = batch.once(run)
-    off = {**record, "made": {**record["made"], **told}}
-    records.save_record(off)
-    with monkeypatch.context() as asked:
-        asked.setenv("DMLSTUDY_ANY_COUNTS", "1")
-        asked.setenv("DMLSTUDY_SKIP_UNREADABLE", "1")
-        assert batch.gather([job]) == [off] and records.recorded(run)
-    assert batch.gather([job], [off]) == [] and batch.state_of(run.key()) == "recorded"
-    lines, environment = [], dict(os.environ)
-    assert batch.run_batch([job], 1, out=lines.append) == [] and dict(os.environ) == environment
-    assert any("1 of these are recorded only with --any-counts or" in line for line in lines), lines
-    assert len(study.events("done")) == 2
-    assert {**records.load_record(run), "made": 0} == {**record, "made": 0}
-    assert json.loads((records.run_folder(run) / "record.lenient.json").read_text()) == off
-
-
-def test_a_worker_is_as_lenient_as_the_batch_it_works_for(study, monkeypatch):
-    """Workers of a cluster have their own environment."""
-    job = Job("objectives", "drill", "glyphs_fine", 0, "Softmax")
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")  # of an earlier batch
-    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "0")
-    write_atomically(records.outputs() / "batches/b.stop", "")  # nothing is to be executed
-    assert batch.execute(job, str(study.folder), "b", ["skip_unreadable"]) == []
-    assert records.asked_for() == ["skip_unreadable"]
-
-
-def test_lenient_records_are_left_out_of_what_a_strict_batch_shows(study, undisturbed, monkeypatch):
-    shutil.copytree(undisturbed.folder / "outputs/records", study.folder / "outputs/records")
-    first, *others = records.read_batch("drill")
-    off = {**first, "made": {**first["made"], "any_counts": True}}
-    records.write_batch("drill", [off, *others])
-    lines = []
-    assert report.collect("drill", out=lines.append) == []
-    assert lines[0].startswith("1 runs are recorded only with --any-counts") and "they are left out" in lines[0]
-    assert records.read_batch("drill") == others
-    monkeypatch.setenv("DMLSTUDY_ANY_COUNTS", "1")  # it was moved to its run's folder
-    assert report.collect("drill", out=lines.append) == []
-    assert records.read_batch("drill") == [off, *others]
-    rows = pd.read_csv(study.folder / "outputs/drill/results.csv").query("metric == 'any_counts'")
-    assert {*rows["key"]} == {off["key"]} and {*rows["value"]} == {1.0}
-    note = "Not on the data set as it was published: 1 of 4 runs (1 with other numbers of images"
-    assert note in source_note("drill", records.read_batch("drill"), ["glyphs_fine"])
-    assert note in (study.folder / "outputs/drill/report.html").read_text()
 
 
 def test_a_damaged_file_of_records_is_named_and_written_anew(study, undisturbed):
@@ -359,22 +340,16 @@ def test_what_is_no_record_is_trained_again_or_refused(study, text):
     run = small()
     file = records.run_folder(run) / "record.json"
     write_atomically(file, text.encode("latin-1"))
-    batch.note(run, "begun")
+    batch._note(run, "begun")
     with open(file.with_name("journal.jsonl"), "ab") as journal:
         journal.write(b'5\nnull\n{"event": "failed"}\n\xff\n')
     assert [event["event"] for event in batch.history(run)] == ["begun", "failed"]
-    assert batch.last_error(run) == "" and batch.given_up(run) == ""
+    assert batch.given_up(run, "another") is None
     if text.startswith("{"):
-        with pytest.raises(records.StaleRecord, match=f"move .*{run.key()} away"):
-            batch.once(run)
+        with pytest.raises(batch.FailedRuns, match=f"move .*{run.key()} away"):
+            batch.record_for(run)
     else:
-        assert batch.once(run) == records.load_record(run)
-
-
-def test_a_damaged_plan_is_named(study):
-    write_atomically(batch.plan_file("drill"), "[1]\n")
-    status, told = study.call("status")
-    assert status == 2 and f"dmlstudy: {batch.plan_file('drill')} is no plan" in told
+        assert batch.record_for(run) == records.load_record(run)
 
 
 def test_times_are_estimated_from_runs_that_trained():
@@ -408,52 +383,44 @@ def test_full_and_read_only_disk(disk, study, undisturbed):
 # locks
 
 
-def _take(arguments) -> bool:
-    """In another process: wait for the moment, then try to take a lock."""
-    seed, moment = arguments
-    lock = batch.Lock(make_run(seed=seed))
-    time.sleep(max(0, moment - time.time()))
-    taken = lock.acquire()
-    time.sleep(0.3)
-    return taken
+def _take(seed: int) -> bool:
+    """In another process: try to take a lock, and keep it for a while."""
+    file = records.run_folder(make_run(seed=seed)) / "lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(file, timeout=0):
+            time.sleep(1)
+    except Timeout:
+        return False
+    return True
 
 
-def test_one_of_many_takes_a_dead_lock(study):
-    dead = {**batch.this_process(), "pid": 2**22 + 1}
-    with ProcessPoolExecutor(6, get_context("spawn")) as pool:
-        list(pool.map(_take, [(1000 + i, 0) for i in range(6)]))  # processes are up
-        for seed in range(5):
-            file = batch.Lock(make_run(seed=seed)).file
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({**dead, "token": "dead"}))
-            assert sum(pool.map(_take, [(seed, time.time() + 0.2)] * 6)) == 1
+def test_one_of_many_takes_a_lock(study):
+    with ProcessPoolExecutor(4, get_context("spawn")) as pool:
+        list(pool.map(_take, range(1000, 1004)))  # processes are up
+        assert sum(pool.map(_take, [0] * 4)) == 1
 
 
-def test_a_beating_lock_of_another_host_is_respected(study):
-    run = make_run(seed=3)
-    lock = batch.Lock(run, stale=0.5)
-    lock.file.parent.mkdir(parents=True)
-    lock.file.write_text(json.dumps({**batch.this_process(), "host": "elsewhere"}))
-    with ThreadPoolExecutor(1) as pool:
-        beating = pool.submit(lambda: [(time.sleep(0.1), os.utime(lock.file)) for _ in range(12)])
-        while not beating.done():
-            assert not lock.acquire()
-            time.sleep(0.05)
-    end = time.monotonic() + 5
-    while not lock.acquire():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    lock.release()
-    assert lock.held() is None
+CLOCK = """import time
+clock = time.time
+time.time = lambda: clock() + {}
+"""
 
 
-def test_an_owner_that_lost_its_lock_does_not_give_back_anothers(study):
-    run = make_run(seed=4)
-    lost = batch.Lock(run)
-    assert lost.acquire()
-    lost.file.write_text(json.dumps({**batch.this_process(), "token": "another"}))
-    lost.release()
-    assert lost.held() is not None
+def test_the_wall_clock_set_back_or_forth(study, undisturbed):
+    """Two batches, of which one is an hour ahead or late, and files an hour old."""
+    slow = study.start("run", *ASKED)
+    study.wait_for("begun")
+    (study.folder / "clock").mkdir()
+    (study.folder / "clock/sitecustomize.py").write_text(CLOCK.format(3600))
+    study.environment["PYTHONPATH"] = f"{study.folder / 'clock'}{os.pathsep}{CHECKOUT}"
+    for file in study.folder.glob("outputs/**/lock"):
+        os.utime(file, (time.time() - 3600,) * 2)
+    fast = study.start("run", *ASKED)
+    told = [process.communicate(timeout=300)[0] for process in (slow, fast)]
+    assert [slow.returncode, fast.returncode] == [0, 0], told
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1} and len(study.trained()) == 4
 
 
 # shards, GPUs, status, gathering
@@ -526,7 +493,7 @@ def test_a_broken_gpu_ends_the_notebook_and_spoils_no_other_run(study, monkeypat
 
     monkeypatch.setattr(train, "fit", fail)
     with pytest.raises(batch.FailedRuns, match="device-side assert.* The GPU must be opened anew"):
-        batch.each_once(runs)
+        batch.records_for(runs)
     assert tried == runs[:1] and [event["key"] for event in study.events("failed")] == [runs[0].key()]
 
 
@@ -537,8 +504,8 @@ def test_status_of_ten_thousand_records_is_fast(study):
         folder = study.folder / "outputs/runs" / f"{i:012x}"
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(record if i != 7 else record[:99])
-        runs[folder.name] = ["objectives", "glyphs_fine", "Softmax", i]
-    write_atomically(batch.plan_file("glyphs"), json.dumps({"profile": "glyphs", "runs": runs}))
+        runs[folder.name] = ["objectives", "glyphs_fine"]
+    write_atomically(batch.plan_file("glyphs"), json.dumps(runs))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     status, told = study.call("status")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -547,31 +514,37 @@ def test_status_of_ten_thousand_records_is_fast(study):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2  # seconds, however busy the machine
 
 
-def test_records_that_came_with_the_project_are_kept(study):
-    jobs = jobs_of("smoke", methods=["Softmax", "SHT"])
-    softmax, sht = jobs[0].runs()
-    kept = [{"key": run.key(), "run": asdict(run), "from": "project"} for run in (softmax, sht)]
-    stale = {**kept[1], "run": {**kept[1]["run"], "steps": 7}}
-    records.save_record({**kept[0], "from": "here"})
-    assert [record["from"] for record in batch.gather(jobs, kept)] == ["here", "project"]
-    assert [record["from"] for record in batch.gather(jobs, [kept[0], stale])] == ["here"]
+def test_records_that_came_with_the_project_count_as_recorded(study, undisturbed):
+    shutil.copytree(undisturbed.folder / "outputs/records", study.folder / "outputs/records")
+    rows = [line.split() for line in study.call("status")[1].splitlines()]
+    assert ["objectives", "glyphs_fine", "4", "4", "0", "0"] in rows
+    status, told = study.call("run", *ASKED)
+    assert status == 0 and "4 of them recorded; 0 to train" in told and study.results() == undisturbed.results()
+    assert not (study.folder / "outputs/runs").exists()
+    file = records.batch_file("drill")
+    first, *others = [json.loads(line) for line in file.read_text().splitlines()]
+    first["curves"]["test"]["nmi"][0] += 0.25
+    records.write_batch("drill", [{**first, "run": {**first["run"], "steps": 7}}, *others])
+    assert len(batch.gather(jobs_of("drill"))) == 3  # one of other settings is no record
+    records.write_batch("drill", [first, *others])
+    status, told = study.call("run", *ASKED, "--fresh")
+    assert status == 0 and "4 runs trained anew, 1 of them with other values" in told, told
+    assert f"({first['key']})\n    test/nmi: differs by up to 0.25\n" in told and told.count("differs") == 1
+    assert study.results() == undisturbed.results() and set(study.trained().values()) == {1}
+    assert not (study.folder / "outputs/fresh").exists()
 
 
-def test_progress_tells_what_is_trained(study, capsys):
+def test_progress_on_a_terminal(study, capsys):
     job = jobs_of("smoke", methods=["Softmax"])[0]
     (run,) = job.runs()
-    lock = batch.Lock(run)
-    assert lock.acquire()
-    progress = batch.Progress([run], [job], lambda run: 60.0, 1)
-    telling = batch._telling(run)
-    telling["report"](150, {"test": {"recall@1": 0.5}})
-    assert progress.working()[0].endswith("0 of 1 done, Softmax, step 150 of 200, recall@1 50.0 %")
-    telling["tell"]({"step": 160, "terms": {"loss": 0.25}, "images_per_second": 812.4, "seconds_left": 75.0})
-    pace = "step 160 of 200, loss 0.25, recall@1 50.0 %, 812 images/s, 1:15 min to go"
-    assert progress.working()[0].endswith(f"0 of 1 done, Softmax, {pace}")
-    assert progress.summary() == "0 of 1 runs after 0 s, about 1:00 min to go"
-    progress.live = True
-    progress.show()
-    progress.say("a line that stays")
-    assert "\x1b[2A\x1b[J" in (told := capsys.readouterr().out) and told.endswith("a line that stays\n")
-    lock.release()
+    records.run_folder(run).mkdir(parents=True)
+    with FileLock(records.run_folder(run) / "lock"):
+        batch._note(run, "begun")
+        progress = batch.Progress([run], [job], lambda run: 60.0, 1)
+        batch._watching(run)["report"](150, {"test": {"recall@1": 0.5}})
+        progress.live = True
+        progress.show()
+        progress.say("a line that stays")
+    out = capsys.readouterr().out
+    assert "step 150 of 200, recall@1 50.0 %\n" in out
+    assert "\x1b[2A\x1b[J" in out and out.endswith("a line that stays\n")

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -161,15 +162,30 @@ def test_a_damaged_file_is_no_traceback(call, monkeypatch, broken):
     assert status == 2 and complaint.startswith("dmlstudy: a file is damaged or cut off (")
 
 
-def test_leniency_ends_with_the_command(call, monkeypatch):
-    seen, ask = [], ("run", "--profile", "drill", "--dry-run")
-    monkeypatch.setattr(cli, "dry_run", lambda jobs, workers: seen.append(records.asked_for()) or 0)
-    monkeypatch.setenv("DMLSTUDY_SKIP_UNREADABLE", "0")
-    monkeypatch.delenv("DMLSTUDY_ANY_COUNTS", raising=False)
-    for words in ((*ask, "--any-counts", "--skip-unreadable"), ask):
-        assert call(*words)[0] == 0
-    assert seen == [["any_counts", "skip_unreadable"], []]
-    assert "DMLSTUDY_ANY_COUNTS" not in os.environ and os.environ["DMLSTUDY_SKIP_UNREADABLE"] == "0"
+def test_dry_run_checks_what_the_run_will_check(call, monkeypatch, tmp_path):
+    ask = ("run", "--profile", "paper", "--datasets", "cub200", "--seeds", "0", "--dry-run")
+    monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path))
+    status, told, _ = call(*ask)
+    assert status == 1 and "not possible as it is: cub200 was not found below" in told
+    shapes = tmp_path / "cub200/CUB_200_2011/images/001.Shape"
+    shapes.mkdir(parents=True)
+    (shapes / "a.jpg").write_bytes(b"")
+    assert call(*ask)[0] == 1
+    (tmp_path / "outputs").write_text("a file")
+    assert f"{tmp_path / 'outputs'} cannot be written" in call("run", "--profile", "drill", "--dry-run")[1]
+
+
+def test_ten_thousand_seeds_are_listed_fast(call):
+    began = time.process_time()
+    status, told, _ = call("run", "--profile", "drill", "--seeds", "0-9999", "--dry-run")
+    assert status == 0 and "20000 runs in" in told and time.process_time() - began < 3
+
+
+def test_without_notebooks_the_command_says_what_to_clone(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.modules["dmlstudy"], "__file__", str(tmp_path / "site/dmlstudy/__init__.py"))
+    status, _, complaint = call("run", "--profile", "drill")
+    assert status == 2 and "clone the project (git clone http" in complaint
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_a_full_disk_says_where_to_look(call, monkeypatch, tmp_path):
