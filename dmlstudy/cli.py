@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:  # exit status
             failures = on_cluster(args.scheduler, jobs, args.retry, args.resources)
         else:
             failures = run_batch(jobs, args.jobs, retry=args.retry)
-        failures += collect(args.profile, jobs, args.jobs)
+        failures += collect(args.profile, jobs)
     return told(args.profile, failures, began)
 
 
@@ -225,7 +225,7 @@ def tables(args: argparse.Namespace) -> int:  # exit status
 
     lookup("profile", args.profile, PROFILES)
     began = time.perf_counter()
-    return told(args.profile, show(args.profile, args.jobs), began)
+    return told(args.profile, show(args.profile), began)
 
 
 def report(args: argparse.Namespace) -> int:  # exit status
