@@ -64,14 +64,14 @@ def correlations(
     spearman = stats.spearmanr(pair["x"], pair["y"]).statistic
     return {"pearson": found.statistic, "low": low, "high": high, "spearman": spearman, "n": len(pair)}
 
-# %% ../nbs/94_figures.ipynb #a6bb11ea
+# %% ../nbs/94_figures.ipynb #ce80aae0
 def scatter_with_fit(
     ax,
     x: pd.Series,  # method -> value
     y: pd.DataFrame,  # as from `by_method`: mean, low, high
     colour=lambda method: COLOURS[family_of(method)],  # method -> colour
     marker: str = "o",
-    names: bool = True,  # write the methods at the points
+    names: bool = True,  # write the methods at the points, which fixes the layout
     printed: float | None = None,  # the paper's correlation, shown beside ours
 ) -> dict[str, float]:  # as from `correlations`
     "A point a method with its interval, the line through them, and how they correlate"

@@ -303,14 +303,15 @@ def _put_off(kept: Iterable[Mapping], out: Callable[[str], None]) -> None:
     if off:
         out(f"{len(off)} runs are {OFF}: they are left out, and stay in {outputs() / 'runs'}")
 
-# %% ../nbs/97_report.ipynb #a583e31c
+# %% ../nbs/97_report.ipynb #6578b22e
 DRAWN = {"roth_details": [{"dataset": name} for name in ("cub200", "cars196", "sop")]}  # notebook -> its parameters
 _FRESH = """%reset -f
 import matplotlib.pyplot as _plt
 _plt.close("all")
 _plt.rcdefaults()
 %matplotlib inline
-get_ipython().execution_count = 0"""
+%config InlineBackend.print_figure_kwargs = {"bbox_inches": None}
+get_ipython().execution_count = -1"""
 
 
 @contextmanager
@@ -327,22 +328,26 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             return [sys.executable, "-m", "ipykernel_launcher", "-f", self.connection_file, *_QUIET]
 
     with tempfile.TemporaryDirectory(prefix="dml") as folder:
-        kernel = Kernel(transport="ipc", connection_file=f"{folder}/k.json")
+        new = lambda: Kernel(transport="ipc", connection_file=f"{folder}/{time.monotonic_ns()}.json")
+        kernel = new()
         package = str(Path(sys.modules["dmlstudy"].__file__).parents[1])
         paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": paths, "DMLSTUDY_ROOT": str(root()), "IPYTHONDIR": folder}
 
         def execute(source: Path, target: Path, parameters: Mapping) -> None:
+            nonlocal kernel
             book = parameterize_notebook(load_notebook_node(str(source)), {**parameters})
             book.cells.insert(0, nbformat.v4.new_code_cell(_FRESH))
             client = NotebookClient(book, km=kernel)
             try:
                 client.execute(env=environment, cwd=str(root()), stderr=subprocess.DEVNULL)
             except Exception:
-                run_sync(kernel.shutdown_kernel)(now=True)  # the next notebook starts a new one
+                run_sync(kernel.shutdown_kernel)(now=True)
+                kernel = new()  # for the next notebook
                 raise
             finally:
-                client.kc.stop_channels()
+                if client.kc:
+                    client.kc.stop_channels()
                 del book.cells[0]
                 write_atomically(target, nbformat.writes(book) + "\n")
 
