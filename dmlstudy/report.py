@@ -303,15 +303,14 @@ def _put_off(kept: Iterable[Mapping], out: Callable[[str], None]) -> None:
     if off:
         out(f"{len(off)} runs are {OFF}: they are left out, and stay in {outputs() / 'runs'}")
 
-# %% ../nbs/97_report.ipynb #6578b22e
+# %% ../nbs/97_report.ipynb #40fb165b
 DRAWN = {"roth_details": [{"dataset": name} for name in ("cub200", "cars196", "sop")]}  # notebook -> its parameters
 _FRESH = """%reset -f
 import matplotlib.pyplot as _plt
 _plt.close("all")
 _plt.rcdefaults()
 %matplotlib inline
-%config InlineBackend.print_figure_kwargs = {"bbox_inches": None}
-get_ipython().execution_count = -1"""
+%config InlineBackend.print_figure_kwargs = {"bbox_inches": None}"""
 
 
 @contextmanager
@@ -341,13 +340,17 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             client = NotebookClient(book, km=kernel)
             try:
                 client.execute(env=environment, cwd=str(root()), stderr=subprocess.DEVNULL)
-            except Exception:
+            except Exception as error:
+                error.exec_count = len(_numbered(book)) - 1
                 run_sync(kernel.shutdown_kernel)(now=True)
                 kernel = new()  # for the next notebook
                 raise
             finally:
                 if client.kc:
                     client.kc.stop_channels()
+                for number, cell in enumerate(_numbered(book)):
+                    for item in (cell, *(o for o in cell.outputs if "execution_count" in o)):
+                        item.execution_count = number
                 del book.cells[0]
                 write_atomically(target, nbformat.writes(book) + "\n")
 
@@ -355,6 +358,10 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             yield execute
         finally:
             run_sync(kernel.shutdown_kernel)(now=True)
+
+
+def _numbered(book) -> list:
+    return [cell for cell in book.cells if cell.get("execution_count")]
 
 
 _QUIET = ("--HistoryManager.enabled=False", "--InteractiveShellApp.ignore_cwd=True")

@@ -147,7 +147,7 @@ onload = () => {
     broken: all("img").filter(i => !i.complete || !i.naturalWidth).length,
     cut: all("img").filter(i => i.closest(".scroll").getBoundingClientRect().right > WIDTH).length,
     thumbnails: all("img").filter(i => i.getBoundingClientRect().width < Math.min(600, i.naturalWidth)).length,
-    left: all("tbody td:not(:first-child)").filter(e => getComputedStyle(e).textAlign != "right" && /^[†\\d]/.test(e.textContent)).length,
+    left: all("td + td").filter(e => /^†?\\d/.test(e.textContent) && getComputedStyle(e).textAlign != "right").length,
     wide: inner.documentElement.scrollWidth,
     small: all("p, td, a").filter(e => parseFloat(getComputedStyle(e).fontSize) < 12).length,
     unfolded: all("details td").filter(e => e.checkVisibility()).length,
