@@ -140,7 +140,7 @@ def _train(run: Run, **options) -> dict:
         left.unlink(missing_ok=True)
     _note(run, "begun")
     try:
-        record = fit(run, **{"folder": folder, **_watching(run), **options})
+        record = fit(run, **{"folder": folder, "hooks": [_Watch(run)], **options})
         save_record(record)
     except Exception as error:
         _note(run, "failed", explained(error))
@@ -151,19 +151,24 @@ def _train(run: Run, **options) -> dict:
     return record
 
 
-def _watching(run: Run) -> dict[str, Callable]:  # options of `fit`
-    "Keep `progress.json` up to date while a run trains"
-    known = {"steps": run.steps}
+class _Watch:
+    "A hook of `fit` that keeps `progress.json` up to date while a run trains"
 
-    def tell(news: Mapping) -> None:
-        known.update(news)
+    def __init__(self, run: Run):
+        self.known, self.file, self.at = {"steps": run.steps}, run_folder(run) / "progress.json", 0.0
+
+    def tell(self, **news) -> None:
+        self.known.update(news)
         with suppress(OSError):
-            write_atomically(run_folder(run) / "progress.json", json.dumps(known))
+            write_atomically(self.file, json.dumps(self.known))
 
-    def report(step: int, measured: Mapping) -> None:
-        tell({"step": step, **{f"{split} recall@1": values.get("recall@1") for split, values in measured.items()}})
+    def after_step(self, state, now) -> None:
+        if time.monotonic() - self.at > 2:
+            self.at = time.monotonic()
+            self.tell(step=state.step, terms={name: round(float(v), 4) for name, v in now.terms.items()})
 
-    return {"tell": tell, "report": report}
+    def measured(self, state, step: int, values: Mapping) -> None:
+        self.tell(step=step, **{f"{split} recall@1": part.get("recall@1") for split, part in values.items()})
 
 
 def explained(
@@ -598,8 +603,6 @@ def _step(run: Run) -> str:
         return ""
     words += [f"{name} {value:.3g}" for name, value in known.get("terms", {}).items()]
     words += [f"recall@1 {100 * known[k]:.1f} %" for k in ("test recall@1",) if known.get(k) is not None]
-    if "images_per_second" in known:
-        words += [f"{known['images_per_second']:.0f} images/s", f"{duration(known['seconds_left'])} to go"]
     return ", ".join(words)
 
 # %% ../nbs/96_batch.ipynb #f11d0cb2

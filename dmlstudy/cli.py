@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:  # exit status
             failures = run_batch(jobs, args.jobs)
     if args.fresh and not failures:
         _print_changes(take_fresh(jobs), len({run for job in jobs for run in job.runs()}))
-    failures += collect(args.profile, jobs, args.jobs)
+    failures += collect(args.profile, jobs)
     return _end(args.profile, failures, began)
 
 
@@ -190,11 +190,8 @@ def search(args: argparse.Namespace) -> int:  # exit status
     stages = [[m for m in profile.methods if m not in second and METHODS[m].loss], second]
     jobs = []
     for methods in stages:
-        jobs += (
-            stage := jobs_of(args.profile, ["search"], seeds=[profile.search["seed"]], methods=methods)
-            if methods
-            else []
-        )
+        seeds = [profile.search["seed"]]
+        jobs += (stage := jobs_of(args.profile, ["search"], seeds=seeds, methods=methods) if methods else [])
         if args.dry_run:
             dry_run(stage, args.jobs)
             continue
@@ -228,7 +225,7 @@ def tables(args: argparse.Namespace) -> int:  # exit status
 
     lookup("profile", args.profile, PROFILES)
     began = time.perf_counter()
-    return _end(args.profile, show(args.profile, args.jobs), began)
+    return _end(args.profile, show(args.profile), began)
 
 
 def report(args: argparse.Namespace) -> int:  # exit status

@@ -409,12 +409,14 @@ def write_figure(
     figure,  # of matplotlib
     profile: str = "glyphs",  # whose records it shows
 ) -> Path:  # the PNG file
-    "Write a figure under its stem"
+    "Write a figure under its stem; its layout is computed once"
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     for ending, options in (
         ("pdf", {"metadata": {"CreationDate": None}}),
         ("png", {"dpi": 150, "metadata": {"Software": None}}),
     ):
         memory = io.BytesIO()
-        figure.savefig(memory, format=ending, bbox_inches="tight", **options)
+        figure.savefig(memory, format=ending, **options)
         file = write_atomically(folder_of("figures", profile) / f"{stem}.{ending}", memory.getvalue())
     return file

@@ -15,7 +15,7 @@ import pytest
 from dmlstudy import records, report
 from dmlstudy.batch import execute_copy, notebooks
 from dmlstudy.core import make_run
-from dmlstudy.figures import bars
+from dmlstudy.look import dots
 
 STEMS = ("roth_table2", "roth_table10", "roth_fig1", "roth_fig12", "sec_main", "sec_table1", "sec_fig1", "claims")
 WIDE = pd.DataFrame([{f"a rather long heading {i}": 51.25 + i for i in range(14)}])
@@ -38,6 +38,9 @@ def page(tmp_path, monkeypatch):
             text = {"caption": f"Caption of {stem}: <script>alert(1)</script>", "notes": "From 3 runs."}
             file = records.write_table(stem, WIDE, **text, profile="smoke")
             file.write_text(file.read_text() + "\n## Rule `last`: after the last step\n\n| a |\n| --- |\n| 77.7 |\n")
+        records.write_atomically(
+            tmp_path / f"outputs/smoke/answers/{stem}.md", f"{stem} says $\\pi_\\text{{intra}}$ 0.5."
+        )
     (tmp_path / "outputs/smoke/claims.md").write_text("# Claims\n\n| claim | holds |\n| --- | --- |\n| one | yes |\n")
     return report.write_report("smoke")
 
@@ -85,6 +88,15 @@ def test_self_contained_and_safe(page):
     assert links and all((page.parent / link).is_file() for link in links)
 
 
+def test_answers_and_full_files(page):
+    """Under each table and figure stands what it says; a figure opens as a file."""
+    text = page.read_text()
+    assert text.count("<strong>Answer:</strong> roth_") == 4 and "roth_table2 says π_intra 0.5." in text
+    assert "textintra" not in text
+    full = [a["href"] for tag, a in Found(text).tags if tag == "a" and a.get("title") == "open the file"]
+    assert full == [f"figures/{stem}.png" for stem in report.stems("smoke") if "fig" in stem]
+
+
 def test_same_records_same_bytes(page):
     before = page.read_bytes()
     assert report.write_report("smoke").read_bytes() == before
@@ -119,7 +131,7 @@ def test_nothing_to_draw_is_said(tmp_path, monkeypatch):
     execute_copy(source, tmp_path / "fig1.ipynb", {"profile": "smoke"})
     assert "nothing to draw: profile smoke has no records" in (tmp_path / "fig1.ipynb").read_text()
     fig, ax = plt.subplots()
-    bars(ax, pd.DataFrame({"method": [], "mean": [], "std": []}), str, "none")
+    dots(ax, pd.DataFrame({"mean": [], "low": [], "high": []}))
     assert [text.get_text() for text in ax.texts] == ["no values"]
     plt.close(fig)
 
@@ -133,7 +145,9 @@ onload = () => {
     stems: all("section").map(s => s.id),
     images: all("img").length,
     broken: all("img").filter(i => !i.complete || !i.naturalWidth).length,
-    cut: all("img").filter(i => i.getBoundingClientRect().right > WIDTH).length,
+    cut: all("img").filter(i => i.closest(".scroll").getBoundingClientRect().right > WIDTH).length,
+    thumbnails: all("img").filter(i => i.getBoundingClientRect().width < Math.min(600, i.naturalWidth)).length,
+    left: all("td + td").filter(e => /^†?\\d/.test(e.textContent) && getComputedStyle(e).textAlign != "right").length,
     wide: inner.documentElement.scrollWidth,
     small: all("p, td, a").filter(e => parseFloat(getComputedStyle(e).fontSize) < 12).length,
     unfolded: all("details td").filter(e => e.checkVisibility()).length,
@@ -157,4 +171,5 @@ def test_in_a_browser(page, width, tmp_path):
     found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', dom, re.S)[1]))
     assert set(STEMS) <= set(found["stems"])
     assert (found["images"], found["broken"], found["cut"]) == (3, 0, 0)
+    assert (found["thumbnails"], found["left"]) == (0, 0)
     assert found["wide"] <= width and found["small"] == 0 and found["unfolded"] == 0
