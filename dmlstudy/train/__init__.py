@@ -12,7 +12,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -312,11 +312,20 @@ def git_commit() -> str | None:  # with a + for uncommitted changes; None outsid
         return None
 
 
+@functools.cache
 def device_name(
     device: torch.device,
-) -> str:  # such as "cpu" or "NVIDIA H100"
-    "What a run was computed on"
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+) -> str:  # such as "cpu (AMD EPYC, AVX2)" or "NVIDIA H100"
+    "What a run was computed on; equal runs give equal bits on equal devices"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"cpu ({line.partition(':')[2].strip()}, {torch.backends.cpu.get_cpu_capability()})"
+    return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def record_of(
