@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PUBLISHED', 'NAMES', 'RULES', 'study_records', 'intervals', 'tied_with_best', 'ties', 'published', 'name_of',
            'join_published', 'percent', 'layout', 'source_note', 'make_table', 'answer', 'listed', 'row_order',
-           'dataset_order']
+           'dataset_order', 'overview']
 
 # %% ../nbs/93_tables.ipynb #c052b00b
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from scipy import stats
 
 from .core import asset, lookup, make_run, write_atomically
 from .methods import ROLES, role
-from .records import SELECTIONS, batch_file, data_note, markdown, read_batch, tidy, write_table
+from .records import SELECTIONS, batch_file, data_note, markdown, read_batch, selected, tidy, write_table
 from .records import shown as folder_shown
 from .study import setting_of
 
@@ -265,3 +265,18 @@ def dataset_order(
     names = {record["run"]["dataset"] for record in records}
     place = lambda name: [*NAMES].index(role(name)) if role(name) in NAMES else len(NAMES)
     return sorted(names, key=lambda name: (place(name), name))
+
+# %% ../nbs/93_tables.ipynb #d41c7a06
+def overview(
+    records: Iterable[Mapping],
+    profile: str,  # whose plain runs the settings are compared with
+) -> pd.DataFrame:  # method, setting, recall@1, nmi (test, %), rho, norm_cv (training classes), step
+    "What runs reached at the epoch chosen on validation classes, or at the last one where no classes were held out"
+    rows = []
+    for record in records:
+        run, values = record["run"], selected(record) or selected(record, "last")
+        row = {"method": run["method"], "setting": setting_of(profile, make_run(run))}
+        row |= {name: round(100 * values[name], 1) for name in ("recall@1", "nmi") if name in values}
+        row |= {name: round(values[f"train/{name}"], 3) for name in ("rho", "norm_cv") if f"train/{name}" in values}
+        rows.append(row | {"step": values["step"]})
+    return pd.DataFrame(rows)
