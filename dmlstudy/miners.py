@@ -291,12 +291,21 @@ def log_q(
     inside = (1 - squared / 4).clamp(min=torch.finfo(squared.dtype).eps)
     return squared.log().mul_((dim - 2) / 2).add_(inside.log_(), alpha=(dim - 3) / 2)
 
-
+# %% ../nbs/40_miners.ipynb #4b369583
 def log_z(
     dim: int,  # dimension D of the embedding, at least 2
 ) -> float:  # log of the integral of exp(log_q) over 0 < d < 2
     "The constant of the density"
     return (dim - 2) * math.log(2) + 2 * math.lgamma((dim - 1) / 2) - math.lgamma(dim - 1)
+
+# %% ../nbs/40_miners.ipynb #c044b89c
+def _one_each(p: Tensor, n: Tensor, has_p: Tensor, has_n: Tensor, singletons: str) -> tuple[Tensor, Tensor, Tensor]:
+    "The triplet of each sample, without the anchors that have none"
+    if singletons == "drop":
+        return drop_empty(has_p & has_n, p, n)
+    if has_n.is_cuda or bool(has_n.all()):
+        return torch.arange(len(p), device=p.device), p, n
+    return drop_empty(has_n, p, n)
 
 # %% ../nbs/40_miners.ipynb #f4d40208
 class DistanceMiner(Miner):
@@ -304,7 +313,7 @@ class DistanceMiner(Miner):
 
     Args:
         lower_cutoff: smaller distances count as this one
-        upper_cutoff: farther negatives are drawn only if there are no others; the paper's is 1.4
+        upper_cutoff: farther negatives only where there are no others; the paper's is 1.4
         weight_cap: largest weight 1/q(d), the paper's lambda, 0.5
         singletons: a sample alone in its class: "self", its own positive, or "drop"
         normalize: measure on the unit sphere, for which q(d) is made
@@ -314,8 +323,7 @@ class DistanceMiner(Miner):
     def __init__(
         self,
         lower_cutoff: float = 0.5,  # smaller distances count as this one
-        upper_cutoff: float
-        | None = None,  # farther negatives are drawn only if there are no others; the paper's is 1.4
+        upper_cutoff: float | None = None,  # farther negatives only where there are no others; the paper's is 1.4
         weight_cap: float | None = None,  # largest weight 1/q(d), the paper's lambda, 0.5
         singletons: str = "self",  # a sample alone in its class: "self", its own positive, or "drop"
         normalize: bool = True,  # measure on the unit sphere, for which q(d) is made
@@ -356,15 +364,7 @@ class DistanceMiner(Miner):
 
     def choose(self, f: Tensor, labels: Tensor, generator: torch.Generator):
         "One triplet for each sample"
-        return self.finish(*self.draw(f, labels, uniforms(f, generator)))
-
-    def finish(self, p: Tensor, n: Tensor, has_p: Tensor, has_n: Tensor):
-        "Leave out the anchors that have no triplet"
-        if self.singletons == "drop":
-            return drop_empty(has_p & has_n, p, n)
-        if has_n.is_cuda or bool(has_n.all()):
-            return torch.arange(len(p), device=p.device), p, n
-        return drop_empty(has_n, p, n)
+        return _one_each(*self.draw(f, labels, uniforms(f, generator)), self.singletons)
 
 # %% ../nbs/40_miners.ipynb #04d5ef9b
 class RhoDistanceMiner(DistanceMiner):
@@ -393,7 +393,7 @@ class RhoDistanceMiner(DistanceMiner):
         p, n, has_p, has_n = self.draw(f, labels, u)
         switched = (u[2] < self.p_switch) & has_p & has_n
         a = torch.arange(len(f), device=f.device)
-        return self.finish(torch.where(switched, a, p), torch.where(switched, p, n), has_p, has_n)
+        return _one_each(torch.where(switched, a, p), torch.where(switched, p, n), has_p, has_n, self.singletons)
 
 # %% ../nbs/40_miners.ipynb #50079953
 MINERS = {
