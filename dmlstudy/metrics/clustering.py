@@ -32,15 +32,12 @@ def closest(
     centroids: Tensor,  # from `score_points`, (K, D + 1)
 ) -> tuple[Tensor, Tensor, Tensor]:  # largest score (N,), its centroid (N,), second largest score (N,)
     "The centroid of the largest score, and the largest score of the others"
-    found, size = (
-        [],
-        2**18 if x.device.type == "cpu" else 2**26,
-    )  # scores at a time; on the CPU they stay in the cache
-    rows = min(len(x), max(256, size // len(centroids)))
+    cpu, found = x.device.type == "cpu", []
+    rows = min(len(x), max(256, (2**18 if cpu else 2**26) // len(centroids)))  # on the CPU scores stay in the cache
     tile = x.new_empty(rows * len(centroids))
     for some in x.split(rows):
         scores = product(some, centroids, tile)
-        index = scores.argmax(1, keepdim=True)
+        index = (torch.from_numpy(scores.numpy().argmax(1)) if cpu else scores.argmax(1))[:, None]
         best = scores.gather(1, index)[:, 0]
         found.append((best, index[:, 0], scores.scatter_(1, index, -torch.inf).amax(1)))
     return tuple(torch.cat(t) for t in zip(*found, strict=True))

@@ -21,16 +21,12 @@ from ..core import generator
 from ..distances import unit
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #3248331c
-def block_rows(
-    x: Tensor,  # (N, D)
-) -> int:  # rows
+def block_rows(x: Tensor) -> int:  # (N, D) -> rows
     "How many rows are converted to float64 at a time: on the CPU, as many as the cache holds"
     return max(1, (2**15 if x.device.type == "cpu" else 2**22) // x.shape[1])
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #67d807df
-def power_of_two(
-    f: Tensor,  # any shape and floating type
-) -> float:  # from 2^-1000 to 2^1000
+def power_of_two(f: Tensor) -> float:  # any shape and floating type -> from 2^-1000 to 2^1000
     "A factor that brings the largest entry near 1, and rounds nothing"
     largest = float(torch.stack(f.aminmax()).abs().max())
     return 2.0 ** -min(max(math.frexp(largest)[1], -1000), 1000)
@@ -78,9 +74,7 @@ def product(
         return torch.mm(x, y.T, out=None if tile is None else tile[: len(x) * len(y)].view(len(x), -1))
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #44d7953c
-def middle_point(
-    sample: Tensor,  # points, (N, D)
-) -> Tensor:  # (D,) float64
+def middle_point(sample: Tensor) -> Tensor:  # points, (N, D) -> (D,) float64
     "Mean of each coordinate without the lowest and the highest eighth, which a few long vectors cannot move"
     cut = len(sample) // 8
     return sample.sort(0).values[cut : len(sample) - cut].double().mean(0)
@@ -121,8 +115,8 @@ class Gallery:
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor]:  # points (B, D) -> (B, D + 2); -|x|^2/2 (B,) float64
         "Queries in the form whose product with `rows` gives scores, and their halved squares after centring"
         rows, half = score_points(x, self.centre)
-        rows[:, -2] = half - self.offset
-        return _swap_last(rows), half
+        rows[:, -2:] = torch.stack([torch.ones_like(half), half - self.offset], 1)
+        return rows, half
 
     def radius(self, half: Tensor, kth: Tensor) -> Tensor:  # from `queries`; k-th best scores (B,) -> (B,) float64
         "A distance within which the k nearest points of each query lie"
@@ -137,11 +131,6 @@ class Gallery:
         ends = torch.stack([far, near]).square() / 2 + self.offset
         sums = length * far + (half - self.offset).abs() + ends.abs().amax(0).clamp(max=self.spread)
         return (self.factor * sums + 2.0**-24 * (length + far).square() + self.tiny).float()
-
-# %% ../../nbs/70_metrics.neighbours.ipynb #4060240e
-def _swap_last(rows):
-    "The last two coordinates exchanged: gallery points become queries, and the other way round"
-    return torch.cat([rows[:, :-2], rows[:, -1:], rows[:, -2:-1]], 1)
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #a70e000c
 def _search_rows(q, rows, k, budget=2**28):
@@ -200,13 +189,14 @@ def search_blocks(
         return scores, columns
 
     for i, part in enumerate(parts):
-        part, todo = _swap_last(part) if own else part, range(i if own else 0, len(blocks))
-        if i >= 4 and i & (i - 1) == 0:
-            _raise_floors(floors, found, todo, _sample_rank(k, i * size, n), width)
+        part = torch.cat([part[:, :-2], part[:, -2:].flip(1)], 1) if own else part  # as queries
+        todo, rank = range(i if own else 0, len(blocks)), _sample_rank(k, max(i * size, len(part)), n)
+        for j in todo if i >= 4 and i & (i - 1) == 0 else ():  # the sample has doubled
+            scores, _, count = _first_keys(found[j], len(floors[j]), rank, width)
+            floors[j] = torch.where(count >= rank, scores[:, -1], floors[j])
         for j in todo:
             scores = product(blocks[j], part, tile)
             if i == 0:
-                rank = _sample_rank(k, len(part), n)
                 floors[j] = torch.from_numpy(np.partition(scores.numpy(), -rank, axis=1)[:, -rank].copy())
             found[j].append(_keys_above(scores, floors[j][:, None], i * size, width))
             if own and i < j:
@@ -215,13 +205,6 @@ def search_blocks(
             yield best(i, part)
     if not own:
         yield from map(best, range(len(blocks)), blocks)
-
-# %% ../../nbs/70_metrics.neighbours.ipynb #9fe13a6b
-def _raise_floors(floors, found, blocks, rank, width):
-    "Take the score of that rank among those found as floor, for queries that have so many"
-    for j in blocks:
-        scores, _, count = _first_keys(found[j], len(floors[j]), rank, width)
-        floors[j] = torch.where(count >= rank, scores[:, -1], floors[j])
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #e79d7696
 def distance_keys(
@@ -237,12 +220,6 @@ def distance_keys(
         found.append(difference.mul_(difference).sum(1).float())
     return torch.cat(found).view(torch.int32).long() << 32
 
-# %% ../../nbs/70_metrics.neighbours.ipynb #dfced856
-def _order_within(group, key):
-    "The permutation that sorts by group, then by key"
-    order = key.argsort()
-    return order[group[order].argsort(stable=True)]
-
 # %% ../../nbs/70_metrics.neighbours.ipynb #4c8662d7
 def _settle(index, scores, error, x, y, part):
     "Put candidates (B, k) of the queries x[part] whose scores are too near to tell apart in their exact order"
@@ -252,7 +229,8 @@ def _settle(index, scores, error, x, y, part):
     group = (~before).flatten().cumsum(0)[place]  # runs of scores that are near each other
     chosen = index.view(-1)[place]
     key = distance_keys(x, y, part[place // index.shape[1]], chosen) | chosen
-    index.view(-1)[place] = chosen[_order_within(group, key)]
+    order = key.argsort()
+    index.view(-1)[place] = chosen[order[group[order].argsort(stable=True)]]
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #262869d3
 def first_of_equal(
@@ -263,27 +241,19 @@ def first_of_equal(
     rows = torch.arange(len(x), device=x.device)
     return rows.new_full((len(values),), len(x)).scatter_reduce_(0, inverse, rows, "amin"), inverse
 
-# %% ../../nbs/70_metrics.neighbours.ipynb #a70e0014
-def _number(count):
-    "Number the entries of each row from 0, row by row"
-    return torch.arange(int(count.sum()), device=count.device) - (count.cumsum(0) - count).repeat_interleave(count)
-
 # %% ../../nbs/70_metrics.neighbours.ipynb #f58faf8e
 def _search_ties(gallery, x, floor, k, budget):
     "The first k of each x by exact distance, then index, among all points whose score reaches the floor"
-    first, inverse = first_of_equal(gallery.points)
-    y, rows = gallery.points[first], gallery.rows[gallery.order.argsort()[first]]
-    member, count = inverse.argsort(stable=True), torch.bincount(inverse)  # all points, by distinct value
-    start, count = count.cumsum(0) - count, count.clamp(max=k)
+    equal = first_of_equal(gallery.points)[1]
+    order = equal.argsort(stable=True)
+    some = torch.cat([order[:k], order[k:][equal[order[k:]] != equal[order[:-k]]]])  # k of equal points are enough
+    rows = gallery.rows[gallery.order.argsort()[some]]
     found = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
-    for part in torch.arange(len(x), device=x.device).split(max(1, budget // (64 * len(inverse)))):
-        scores = product(gallery.queries(x[part])[0], rows)
-        row, column = (scores >= floor[part][:, None]).nonzero(as_tuple=True)
-        times, key = count[column], distance_keys(x[part], y, row, column)
-        index = member[start[column].repeat_interleave(times) + _number(times)]
-        row = row.repeat_interleave(times)
-        order = _order_within(row, key.repeat_interleave(times) | index)
-        found[part] = index[order][_number(torch.bincount(row)) < k].view(-1, k)
+    for q, least, out in zip(*(t.split(max(1, budget // (64 * len(some)))) for t in (x, floor, found)), strict=True):
+        row, column = (product(gallery.queries(q)[0], rows) >= least[:, None]).nonzero(as_tuple=True)
+        key = torch.full((len(q), len(some)), 2**63 - 1, device=x.device)
+        key[row, column] = distance_keys(q, gallery.points, row, some[column]) | some[column]
+        out.copy_(key.topk(k, largest=False).values & 2**32 - 1)
     return found
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #bc0f229c
@@ -293,10 +263,10 @@ def _candidates(gallery, k, x, own, budget):
     step = max(1, budget // (4 * (k + 64)))  # queries whose candidates fit
     in_blocks = x.device.type == "cpu" and 2048 <= n < 2**21 and 8 * k <= n
     if own and in_blocks and n <= step:
-        start = 0
-        for best in search_blocks(gallery, k):
-            some = slice(start, start := start + len(best[0]))
-            yield gallery.order[some], gallery.half[some], *best
+        for part, half, best in zip(
+            gallery.order.split(1024), gallery.half.split(1024), search_blocks(gallery, k), strict=True
+        ):
+            yield part, half, *best
         return
     for part in places.split(step if in_blocks else min(1024, step)):
         q, half = gallery.queries(x[part])
