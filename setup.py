@@ -28,7 +28,7 @@ setup(
     license="Apache-2.0",
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
-    package_data={cfg["lib_path"]: ["assets/*"]},
+    package_data={cfg["lib_path"]: ["assets/*", "py.typed"]},
     install_requires=words("requirements"),
     extras_require={
         "dev": words("dev_requirements"),

@@ -109,14 +109,12 @@ class Method:
     ) -> dict:  # loss, miner, regularizer -> None, or name and hyperparameters; views, ramps, equalize, source
         "What the row means on a data set: what is computed, in full"
         parts = {part: self.args(part, dataset) for part in ("loss", "miner", "regularizer")}
-        for name, value, part, owned in (
-            ("p_switch", p_switch, "miner", self.miner == "rho_distance"),
-            ("eta", eta, "regularizer", self.regularizer is not None),
-        ):
-            if value is not None and not owned:
+        for part, name, value in (("miner", "p_switch", p_switch), ("regularizer", "eta", eta)):
+            if value is None:
+                continue
+            if not (self.miner == "rho_distance" if part == "miner" else self.regularizer):
                 raise ValueError(f"{name}={value} means nothing here: the method has no {part} that takes it")
-            if value is not None:
-                parts[part][name] = value
+            parts[part][name] = value
         named = {part: args and {"name": getattr(self, part), **args} for part, args in parts.items()}
         more = {"views": self.views, "ramps": self.ramps, "equalize": self.equalize, "source": self.source}
         return named | {name: value for name, value in more.items() if value not in (None, False)}
@@ -130,12 +128,12 @@ P_SWITCH = {  # row -> p on cub200, cars196, sop
     "R-Triplet (D)": (0.40, 0.35, 0.15),
 }
 
-
+# %% ../nbs/00_methods.ipynb #534cef5b
 def _by_role(kind: str, name: str, values: tuple) -> dict:
     roles = ("cub200", "cars196", "sop")
     return {r: {f"{kind}_args": {name: v}} for r, v in zip(roles, values, strict=True)}
 
-
+# %% ../nbs/00_methods.ipynb #4efd113c
 def _mined(loss: str, miner: str = "distance", about: str = "", **loss_args) -> Method:
     return Method(loss, miner, loss_args=loss_args, about=about)
 
@@ -191,6 +189,8 @@ _SEC_LOSSES = {
     ),
     "TML": (dict(loss="tuplet_margin", samples_per_class=4), 0.5, 0.005, "tuplet margin"),
 }
+
+# %% ../nbs/00_methods.ipynb #de64acf6
 SEC_METHODS = {}
 for _name, (_parts, _sec, _l2, _about) in _SEC_LOSSES.items():
     for _row, _more in {

@@ -30,7 +30,7 @@ def outputs() -> Path:  # may not exist yet
     "The folder of everything a study makes: `DMLSTUDY_OUTPUTS`, else `outputs` below the root"
     return Path(os.environ.get("DMLSTUDY_OUTPUTS") or root() / "outputs").resolve()
 
-
+# %% ../nbs/90_records.ipynb #d903d94d
 def shown(
     profile: str,
 ) -> Path:  # folder of results.csv, tables, figures and report
@@ -63,7 +63,7 @@ def _record(text: str | bytes) -> dict | None:
 def _line(record: Mapping) -> str:  # the key first, where `_places` looks for it
     return json.dumps({"key": record["key"], **{k: record[k] for k in sorted(record)}}, separators=(",", ":")) + "\n"
 
-
+# %% ../nbs/90_records.ipynb #c8d4fb38
 def save_record(
     record: Mapping,  # as from `fit`
 ) -> Path:  # the file
@@ -85,7 +85,7 @@ def _own_record(folder: Path) -> dict | None:
         warnings.warn(f"{file} is no whole record: it is kept as {aside.name}, and the run is made again", stacklevel=3)
     return record
 
-
+# %% ../nbs/90_records.ipynb #dd073ad6
 def check_record(
     record: Mapping,
     run: Run,  # whose record it should be
@@ -128,7 +128,7 @@ def _committed_record(key: str) -> dict | None:
         file.seek(place[1])
         return _record(file.read(place[2]))
 
-
+# %% ../nbs/90_records.ipynb #79a1010e
 def load_record(
     run: Run,
 ) -> dict | None:  # None if there is none
@@ -167,7 +167,7 @@ def write_batch(
     lines = {record["key"]: _line(record) for record in records}
     return write_atomically(batch_file(profile), "".join(lines[key] for key in sorted(lines)))
 
-
+# %% ../nbs/90_records.ipynb #97b85749
 class DamagedRecords(ValueError):
     "A file of records with lines that are none, or that contradict each other"
 
@@ -213,7 +213,7 @@ def read_batch(
     "The records of a profile"
     return [*each_record(profile)]
 
-
+# %% ../nbs/90_records.ipynb #7eb5c353
 def sound_batch(
     profile: str,
     out: Callable[[str], None] | None = None,  # is told of damaged lines; the file is then copied to its side
@@ -273,7 +273,7 @@ def selected(
                 out[prefix + name] = max(values) if own else values[at]
     return out
 
-
+# %% ../nbs/90_records.ipynb #ba44bd4f
 def class_hits(
     record: Mapping,
     selection: str = "validation",  # one of SELECTIONS
@@ -328,7 +328,7 @@ def tidy(
     frame |= {name: spread([pair[i] for pair in pairs], codes) for i, name in enumerate(("selection", "metric"))}
     return pd.DataFrame({name: frame[name] for name in (*_COLUMNS, "value")})
 
-
+# %% ../nbs/90_records.ipynb #c1e0e563
 def write_results(
     file: Path,
     table: pd.DataFrame,  # as from `tidy`
@@ -353,7 +353,7 @@ def write_results(
 
     return write_atomically(file, write)
 
-
+# %% ../nbs/90_records.ipynb #2f3b0495
 def summary(
     results: pd.DataFrame,  # as from `tidy`
     by: tuple[str, ...] = ("dataset", "method", "metric"),
@@ -388,7 +388,7 @@ def markdown(
     cells += [["" if pd.isna(v) else str(v) for v in row] for row in table.itertuples(index=False)]
     return "\n".join("| " + " | ".join(v.replace("|", "\\|") for v in row) + " |" for row in cells)
 
-
+# %% ../nbs/90_records.ipynb #1d79f9cd
 def write_table(
     stem: str,  # file name without ending
     data: pd.DataFrame,  # numbers, for the CSV

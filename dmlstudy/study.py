@@ -39,7 +39,7 @@ class Profile:
     experiments: Mapping[str, Mapping] = field(default_factory=dict)  # name -> seeds, datasets, fields that differ
     like: str | None = None  # the profile it was derived from
 
-
+# %% ../nbs/91_study.ipynb #7bbcf418
 def _merged(base: Mapping, more: Mapping) -> dict:
     "Nested mappings, the second's words on top"
     both = lambda a, b: _merged(a, b) if isinstance(a, Mapping) and isinstance(b, Mapping) else b
@@ -82,7 +82,7 @@ def tuned(
     file = asset(profile.tuned) if profile.tuned else None
     return _chosen(file, file.stat().st_mtime) if file and file.exists() else {}
 
-
+# %% ../nbs/91_study.ipynb #e1f0c573
 def _fields(said: Mapping) -> dict:  # with None for what is named under `unset`
     return {k: v for k, v in said.items() if k != "unset"} | dict.fromkeys(said.get("unset", ()))
 
@@ -110,7 +110,7 @@ def _row_fields(profile: Profile, dataset: str, method: str) -> dict:
     said = [profile.rows.get(where, {}).get(name, {}) for name in names for where in ("all", dataset)]
     return functools.reduce(lambda a, b: {**a, **b}, said, {})
 
-
+# %% ../nbs/91_study.ipynb #495d71ec
 def run_of(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
@@ -130,7 +130,7 @@ def run_of(
         fields["loss_lr"] = travels / fields["steps"] if travels else fields.get("lr", Run.lr)
     return make_run(fields, dataset=dataset, method=method, seed=seed)
 
-
+# %% ../nbs/91_study.ipynb #8bda022a
 def setting_of(
     profile: str,  # name in PROFILES
     run: Run,
@@ -182,7 +182,7 @@ def trials(
         return [{"lr": lr, "p_switch": p_switch} for p_switch in p.search["p_switch"]]
     return [{"lr": lr} for lr in p.search["lr"]]
 
-
+# %% ../nbs/91_study.ipynb #4c8e72bd
 def search_runs(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
@@ -214,7 +214,7 @@ def scores(
     groups = table.groupby(["dataset", "method", *_SEARCHED], sort=False, dropna=False)["score"]
     return groups.agg(score="mean", folds="count").reset_index()
 
-
+# %% ../nbs/91_study.ipynb #d221f0c9
 def choose(
     records: Iterable[Mapping],  # of trials
 ) -> dict[str, dict[str, dict]]:  # data set -> method -> fields of a run
@@ -237,7 +237,7 @@ def settings_of(
     varied += [{name: value} for name, values in said.get("factors", {}).items() for value in values]
     return [_fields({**said.get("fields", {}), **setting}) for setting in varied or [{}]]
 
-
+# %% ../nbs/91_study.ipynb #d3abd519
 def runs_of(
     experiment: str,  # name in EXPERIMENTS
     profile: str,  # name in PROFILES
@@ -291,7 +291,7 @@ class Job:
         shard += "" if self.strict_data else "-any-data"
         return outputs() / "notebooks" / self.experiment / f"{self.profile}-{self.dataset}-{self.seed}{shard}.ipynb"
 
-
+# %% ../nbs/91_study.ipynb #1fd793df
 def jobs_of(
     profile: str,  # name in PROFILES
     experiments: Sequence[str] = (),  # empty: those of the profile

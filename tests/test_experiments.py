@@ -28,12 +28,12 @@ def parameters(path: Path) -> dict[str, tuple]:
 def annotated(source: str) -> dict[str, tuple]:
     out = {}
     for line in source.splitlines():
-        if found := re.match(r"\s*(\w+): (\w+) = (.+?)  # (.+)$", line):
+        if found := re.match(r"\s*(\w+): ([\w| ]+) = (.+?)  # (.+)$", line):
             out[found[1]] = (found[2], ast.literal_eval(found[3]), found[4])
     return out
 
 
-FIELDS = annotated(inspect.getsource(Run))
+FIELDS = annotated("".join(inspect.getsource(part) for part in reversed(Run.__mro__[:-1])))
 
 
 def test_fields_are_read_rightly():
