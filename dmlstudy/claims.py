@@ -195,7 +195,7 @@ def _sweeps(runs, methods, field, metric, free) -> list[pd.DataFrame]:
         return []
     apart = {field, "seed", "loss_lr", *free} | _MACHINE
     others = [f.name for f in fields(Run) if f.name in rows and f.name not in apart]
-    groups = rows.groupby(rows[others].astype(str).agg("|".join, axis=1))
+    groups = rows.groupby(rows[others].map(str).agg("|".join, axis=1))
     tables = [group.pivot_table(index="seed", columns=field, values=metric).dropna() for _, group in groups]
     return [table for table in tables if table.shape[1] >= 3 and len(table)]
 
