@@ -183,6 +183,15 @@ def test_neighbours_on_the_sphere_where_many_points_have_one_direction():
     assert torch.equal(neighbours(points, 9), naive_neighbours(points, 9))
 
 
+@pytest.mark.parametrize("name", ["large", "large grid"])
+def test_neighbours_are_as_near_as_those_that_faiss_finds(name):
+    faiss = pytest.importorskip("faiss")
+    points = as_points(point_sets()[name], normalize=False)
+    distances = lambda index: (points[:, None].double() - points[index]).square().sum(2)
+    theirs = distances(torch.from_numpy(faiss.knn(points.numpy(), points.numpy(), 10)[1]))
+    assert torch.allclose(distances(neighbours(points, 9)), theirs.sort(1).values[:, 1:], atol=1e-6)  # less itself
+
+
 @pytest.mark.parametrize("name", ["spread", "grid", "copies", "half zero"])
 def test_neighbours_in_a_gallery_and_in_a_small_budget(name):
     points = as_points(point_sets()[name], normalize=False)

@@ -51,9 +51,8 @@ def _full_float32(device):
     "Matrix products in float32 proper, whatever precision or autocast the user chose around the call"
     if hasattr(torch.backends.mkldnn, "matmul"):
         places = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
-        before = [p.fp32_precision for p in places]
+        before, full = [p.fp32_precision for p in places], ["ieee"] * 2
         put = lambda values: [setattr(p, "fp32_precision", v) for p, v in zip(places, values, strict=True)]
-        full = ["ieee", "ieee"]
     else:  # torch before 2.9
         before, put, full = torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision, "highest"
     put(full)
@@ -184,8 +183,7 @@ def search_blocks(
         scores, columns, count = _first_keys(found[j], len(q), k, width)
         found[j] = None
         again = ((count < k) | (scores[:, -1] < floors[j])).nonzero().flatten()  # the sample misled
-        if len(again):
-            scores[again], columns[again] = _search_rows(q[again], gallery.rows, k)
+        scores[again], columns[again] = _search_rows(q[again], gallery.rows, k)
         return scores, columns
 
     for i, part in enumerate(parts):
@@ -233,10 +231,8 @@ def _settle(index, scores, error, x, y, part):
     index.view(-1)[place] = chosen[order[group[order].argsort(stable=True)]]
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #262869d3
-def first_of_equal(
-    x: Tensor,  # points, (N, D) float32
-) -> tuple[Tensor, Tensor]:  # the first row of each distinct value (U,); which of them each row equals (N,)
-    "Group equal rows"
+def first_of_equal(x: Tensor) -> tuple[Tensor, Tensor]:  # points (N, D) -> rows (U,); numbers of values (N,)
+    "The first row of each distinct value, and which of these values each row has"
     values, inverse = x.unique(dim=0, return_inverse=True)
     rows = torch.arange(len(x), device=x.device)
     return rows.new_full((len(values),), len(x)).scatter_reduce_(0, inverse, rows, "amin"), inverse
@@ -263,10 +259,8 @@ def _candidates(gallery, k, x, own, budget):
     step = max(1, budget // (4 * (k + 64)))  # queries whose candidates fit
     in_blocks = x.device.type == "cpu" and 2048 <= n < 2**21 and 8 * k <= n
     if own and in_blocks and n <= step:
-        for part, half, best in zip(
-            gallery.order.split(1024), gallery.half.split(1024), search_blocks(gallery, k), strict=True
-        ):
-            yield part, half, *best
+        blocks = zip(gallery.order.split(1024), gallery.half.split(1024), search_blocks(gallery, k), strict=True)
+        yield from ((part, half, *best) for part, half, best in blocks)
         return
     for part in places.split(step if in_blocks else min(1024, step)):
         q, half = gallery.queries(x[part])
@@ -287,21 +281,20 @@ def nearest(
     keep = min(k + own, len(points))
     extra = min(keep + 8 + keep // 16, len(points))
     gallery = Gallery(points)
-    bar = tqdm(total=len(x), desc="neighbours", unit="query", delay=4, leave=False, disable=not progress)
-    for part, half, scores, columns in _candidates(gallery, extra, x, own, budget):
-        index, error = gallery.order[columns], gallery.error(half, scores[:, keep - 1])
-        _settle(index, scores, error, x, points, part)
-        floor = scores[:, keep - 1] - 2 * error
-        again = (scores[:, -1] >= floor).nonzero().flatten() if extra < len(points) else part[:0]
-        index = index[:, :keep]
-        if len(again):
-            first, inverse = first_of_equal(x[part[again]])
-            some = again[first]
-            index[again] = _search_ties(gallery, x[part[some]], floor[some], keep, budget)[inverse]
-        if own:
-            others = index != part[:, None]
-            others[:, -1] &= ~others.all(1)
-            index = index[others].view(len(part), -1)
-        yield part, index
-        bar.update(len(part))
-    bar.close()
+    with tqdm(total=len(x), desc="neighbours", unit="query", delay=4, leave=False, disable=not progress) as bar:
+        for part, half, scores, columns in _candidates(gallery, extra, x, own, budget):
+            index, error = gallery.order[columns], gallery.error(half, scores[:, keep - 1])
+            _settle(index, scores, error, x, points, part)
+            floor = scores[:, keep - 1] - 2 * error
+            again = (scores[:, -1] >= floor).nonzero().flatten() if extra < len(points) else part[:0]
+            index = index[:, :keep]
+            if len(again):
+                first, inverse = first_of_equal(x[part[again]])
+                some = again[first]
+                index[again] = _search_ties(gallery, x[part[some]], floor[some], keep, budget)[inverse]
+            if own:
+                others = index != part[:, None]
+                others[:, -1] &= ~others.all(1)
+                index = index[others].view(len(part), -1)
+            yield part, index
+            bar.update(len(part))
