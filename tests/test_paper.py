@@ -17,6 +17,9 @@ STEMS = {
 }
 
 
+ALONE = {"sec_theory", "sec_table3"}  # say nothing about runs: measured on the spot, or settings
+
+
 def source(path: Path) -> str:
     return "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"])
 
@@ -29,8 +32,8 @@ def test_stems():
 def test_paper_notebooks_read_records_only(path):
     text = source(path)
     for room in ("train", "losses", "models", "miners", "batch"):
-        assert f"dmlstudy.{room}" not in text
-    assert "import torch" not in text
+        assert f"dmlstudy.{room}" not in text or (path.stem, room) == ("sec_theory", "losses")
+    assert "import torch" not in text or path.stem == "sec_theory"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -40,7 +43,7 @@ def test_outputs_stand_beside(path):
         table, figure = outputs / "tables" / stem, outputs / "figures" / stem
         if table.with_suffix(".md").exists():
             text = table.with_suffix(".md").read_text()
-            assert "embedded" in text and "validation" in text
+            assert path.stem in ALONE or ("embedded" in text and "validation" in text)
             assert len(pd.read_csv(table.with_suffix(".csv"))) > 3
         else:
             assert min(figure.with_suffix(end).stat().st_size for end in (".png", ".pdf")) > 5000
