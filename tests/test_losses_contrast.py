@@ -5,11 +5,9 @@ import math
 import pytest
 import pytorch_metric_learning.losses as pml
 import torch
-import torch.nn.functional as F
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import gradcheck
 
 from dmlstudy.core import generator
-from dmlstudy.distances import unit
 from dmlstudy.losses import make_loss
 from dmlstudy.losses.contrast import NTXentLoss, SupConLoss
 
@@ -70,7 +68,6 @@ def test_value_is_that_of_the_formula(kind, oracle, labels, t):
 def test_gradient_is_that_of_the_value(kind, labels):
     loss = kind(0.2)
     assert gradcheck(lambda f: loss(f, labels), embeddings())
-    assert gradgradcheck(lambda f: loss(f, labels), embeddings())
 
 
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
@@ -80,13 +77,6 @@ def test_same_as_pytorch_metric_learning(kind, theirs, labels):
     values = kind(0.1)(f, labels), theirs(temperature=0.1)(f, labels)
     torch.testing.assert_close(*values)
     torch.testing.assert_close(*(torch.autograd.grad(value, f)[0] for value in values))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_views_are_a_classification_of_the_other_view(kind):
-    f = embeddings()
-    logits = (unit(f) @ unit(f).T / 0.3).fill_diagonal_(-torch.inf)
-    torch.testing.assert_close(kind(0.3)(f, VIEWS), F.cross_entropy(logits, torch.arange(10).roll(5)))
 
 
 def test_worked_numbers():

@@ -68,7 +68,7 @@ def as_set(triplets):
 @cases
 def test_triplets_are_valid_on_any_batch(case):
     g, miner = generator(1, case), make(case)
-    for _ in range(1000):
+    for _ in range(200):
         f, labels = random_batch(g)
         a, p, n = triplets = miner(f, labels, g)
         assert [(part.dtype, part.shape) for part in triplets] == [(torch.int64, a.shape)] * 3
@@ -229,7 +229,7 @@ def analytic(f, labels, anchor, upper=None, cap=None):
     return [math.exp(logs[j] - max(logs.values())) if j in logs else 0.0 for j in range(len(labels))]
 
 
-@pytest.mark.parametrize("dim", [2, 3, 8, 64])
+@pytest.mark.parametrize("dim", [2, 64])
 @pytest.mark.parametrize("options", [{}, {"upper_cutoff": 1.4}, {"weight_cap": 0.5}])
 def test_negatives_follow_the_analytic_weights(dim, options):
     g = generator(11, dim)
@@ -238,7 +238,7 @@ def test_negatives_follow_the_analytic_weights(dim, options):
     expected = analytic(f, labels, 0, options.get("upper_cutoff"), options.get("weight_cap"))
     ours = miner.weights(f.double(), pair_masks(labels)[1])[0]
     assert torch.allclose(ours, torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=1e-9)
-    for _ in range(3000):
+    for _ in range(1500):
         found[int(miner(f, labels)[2][0])] += 1
     assert fits([found[j] for j in range(12)], expected) > 1e-4
 

@@ -345,26 +345,6 @@ def test_greedy_coreset_is_the_plain_one_and_covers_better_than_chance(dim):
     assert sum(radius) < 0.8 * sum(chance)
 
 
-def test_published_coreset_is_random_and_the_corrected_one_is_not():
-    g = generator(0, "unequal")
-    labels = torch.multinomial(torch.rand(C, generator=g) ** 2, 1200, replacement=True, generator=g)
-    f = unit(3 * torch.randn(C, DIM, generator=g)[labels] + torch.randn(1200, DIM, generator=g))
-    bank = MemoryBank(1200, DIM)
-    bank.fill(f)
-    radii = {}
-    for kind in ("published", "corrected", "random"):
-        variant = "corrected" if kind == "random" else kind
-        sampler = make_sampler("gc", labels, 64, bank=bank, big_batch=400, variant=variant, refresh="batch")
-        radii[kind] = []
-        for i in range(150):
-            pool = torch.randperm(1200, generator=sampler.generator(i, 0))[:400]
-            seeds = pool[:32] if kind == "random" else sampler.batch(i, 0)[::2]
-            assert kind != "corrected" or set(seeds.tolist()) <= set(pool.tolist())
-            radii[kind].append(distances(f[pool], f[seeds]).amin(1).max().item())
-    assert scipy.stats.ks_2samp(radii["published"], radii["random"]).pvalue > 0.01
-    assert max(radii["corrected"]) < min(radii["random"])
-
-
 def test_published_pool_is_fixed_for_an_epoch():
     sampler = make("gc", {"variant": "published"}, refresh="batch")
     seeds = [{int(i) for j in range(40) for i in sampler.batch(epoch, j)[::2]} for epoch in range(2)]
@@ -378,7 +358,7 @@ def test_d2_density_and_frequencies():
     log_p = log_density(x, ridge=0.0)[0]
     assert np.allclose((log_p - log_p[0]).exp(), p / p[0], rtol=1e-6)
     thirds = {}
-    for seed in range(3000):
+    for seed in range(1500):
         a, b, c = d2_points(x, 3, generator(seed, "d2")).tolist()
         thirds.setdefault((a, b), []).append(c)
     (a, b), drawn = max(thirds.items(), key=lambda kv: len(kv[1]))
@@ -387,7 +367,7 @@ def test_d2_density_and_frequencies():
     expected = weight / weight.sum() * len(drawn)
     found = np.bincount(drawn, minlength=8)
     likely = expected > 4
-    assert len(drawn) > 150 and likely.sum() > 3
+    assert len(drawn) > 75 and likely.sum() > 3
     assert (np.abs(found - expected)[likely] < 4 * np.sqrt(expected[likely])).all()
 
 

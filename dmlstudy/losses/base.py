@@ -190,7 +190,7 @@ _NEAR = 1e-3  # d² below this part of |x|², x centred, is computed again from 
 
 def _mend_near(d2: Tensor, centred: Tensor, norm2: Tensor) -> Tensor:
     "Squared distances, at least 0, those of near points from their differences; a GPU is not waited for"
-    if d2.is_cuda or torch.compiler.is_compiling():
+    if d2.device.type != "cpu" or torch.compiler.is_compiling():
         near = d2 < _NEAR * norm2[:, None]
         exact = torch.cdist(centred, centred, compute_mode="donot_use_mm_for_euclid_dist").square()
         return torch.where(near | near.T, exact, d2.clamp_(min=0))
