@@ -58,7 +58,7 @@ def test_same_run_in_another_process():
 
 
 @pytest.mark.parametrize("method", [m for m, row in METHODS.items() if row.loss])
-@pytest.mark.parametrize("variant", ["corrected", "published"])
+@pytest.mark.parametrize("variant", ["corrected", pytest.param("published", marks=pytest.mark.slow)])
 def test_every_method_trains(method, variant):
     row, fields = METHODS[method], {"steps": 2, "eval_every": 2, "method": method, "variant": variant, "batch_size": 60}
     run = make_run(TINY, **fields, samples_per_class=row.samples_per_class, sampler=row.sampler)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BROKEN', 'class_spectrum', 'measure', 'Step', 'train_steps', 'NonFiniteLoss', 'Guard', 'Checkpoint', 'Progress',
-           'Monitor', 'chosen_steps', 'git_commit', 'device_name', 'record_of', 'fit']
+           'Monitor', 'chosen_steps', 'git_commit', 'device_name', 'fit']
 
 # %% ../../nbs/89_train.ipynb #ca547923
 import functools
@@ -251,13 +251,9 @@ class Progress:
         self.shown.set_postfix({"step": done, **terms, **self.scores}, refresh=False)
         self.shown.update(done * run.batch_size - self.shown.n)
         if self.tell:
-            news = {
-                "step": done,
-                "steps": run.steps,
-                "terms": terms,
-                "seconds_left": round(each * (run.steps - done), 1),
-            }
-            self.tell(news | {"images_per_second": round(run.batch_size / each, 1)})
+            rate, left = round(run.batch_size / each, 1), round(each * (run.steps - done), 1)
+            news = {"step": done, "steps": run.steps, "terms": terms}
+            self.tell(news | {"images_per_second": rate, "seconds_left": left})
 
     def measured(self, state: State, step: int, values: Mapping) -> None:
         part = "validation" if "validation" in values else "test"
@@ -339,7 +335,7 @@ def device_name(
     return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
 
 
-def record_of(
+def _record_of(
     state: State,  # of a finished run
     device: torch.device,
 ) -> dict:
@@ -405,7 +401,7 @@ def fit(
                 if bank is not None and not bank.known.all():
                     bank.fill(embed_split(state.network, state.feed, "train"))
                 train_steps(state, state.feed.stream(state.sampler, state.step, run.steps), run.steps, hooks)
-            record = record_of(state, device)
+            record = _record_of(state, device)
         except BaseException as stopped:
             error = stopped
             raise
