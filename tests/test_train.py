@@ -15,13 +15,14 @@ import torch
 from disks import small_disk
 
 from dmlstudy import train
-from dmlstudy.core import make_run
+from dmlstudy.core import generator, make_run
 from dmlstudy.feeds import Feed, splits_of
 from dmlstudy.methods import METHODS
+from dmlstudy.models import make_model
 from dmlstudy.samplers import SAMPLERS
 from dmlstudy.train import BROKEN, Checkpoint, Guard, Progress, fit, train_steps
 from dmlstudy.train.network import Network, matmul_precision
-from dmlstudy.train.state import State, sampler_of, start
+from dmlstudy.train.state import State, mixup_of, sampler_of, start
 
 TINY = {"dataset": "glyphs_many", "steps": 6, "eval_every": 3, "images_per_class": 4}
 
@@ -57,7 +58,7 @@ def test_same_run_in_another_process():
 
 
 @pytest.mark.parametrize("method", [m for m, row in METHODS.items() if row.loss])
-@pytest.mark.parametrize("variant", ["corrected", "published"])
+@pytest.mark.parametrize("variant", ["corrected", pytest.param("published", marks=pytest.mark.slow)])
 def test_every_method_trains(method, variant):
     row, fields = METHODS[method], {"steps": 2, "eval_every": 2, "method": method, "variant": variant, "batch_size": 60}
     run = make_run(TINY, **fields, samples_per_class=row.samples_per_class, sampler=row.sampler)
@@ -156,6 +157,39 @@ def test_views_that_there_are_not_are_named():
     splits = {k: dataclasses.replace(split, images=split.images[:, :1]) for k, split in splits_of(run).items()}
     with pytest.raises(ValueError, match="SimCLR asks for 2 different views of an image, and glyphs_many holds 1 of"):
         Feed(run, splits, torch.device("cpu"))
+
+
+def test_mixed_tuples_are_mined_once_for_each_set_of_labels():
+    """The loss of a step is the weighted sum over both sets, with the tuples that one generator draws for the two."""
+    state = at_start(method="Margin (D, beta=1.2)", mixup=2.0)
+    _, x, labels = next(state.feed.stream(state.sampler, 0, 1))
+    (part, mixup), objective = state.mixup, state.objective
+    with mixup.hook(part, labels, generator(state.run.seed, "mixup", 0)) as ((lam, y), (rest, other)):
+        f = state.network(x).detach()
+    assert 0 < lam < 1 and lam + rest == 1 and torch.equal(y, labels) and not torch.equal(other, labels)
+    rng = generator(state.run.seed, "tuples", 0)
+    expected = sum(w * objective.terms(f, k, objective.mine(f, k, rng))["loss"] for w, k in ((lam, y), (rest, other)))
+    train_steps(state, state.feed.stream(state.sampler, 0, 1), 1)
+    assert float(state.sums["loss"]) == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
+def test_a_resnet_is_mixed_behind_its_stages():
+    run, y = make_run(model="resnet50", weights=None, dataset="cub200", mixup=2.0), torch.arange(4)
+    model = make_model("resnet50", 4).eval()
+    (net, mixup), x, seen = mixup_of(run, model), torch.rand(4, 3, 32, 32, generator=generator(0, "x")), set()
+    for step in range(20):
+        mix = mixup.draw(y, generator(0, step))
+        if mix.location not in seen:
+            seen.add(mix.location)
+            h = mix(x) if mix.location == "input" else x
+            with torch.no_grad():
+                with mixup.hook(net, y, generator(0, step)):
+                    f = model(x)
+                for name in (*("conv1", "bn1", "relu", "maxpool"), *(f"layer{i}" for i in range(1, 5)), "avgpool"):
+                    h = net.get_submodule(name)(h)
+                    h = mix(h) if name == mix.location else h
+                torch.testing.assert_close(f, model.head(h.flatten(1)))
+    assert seen == {"input", "maxpool", "layer1", "layer2"}
 
 
 def test_frozen_parts_do_not_move():
@@ -425,10 +459,13 @@ def test_a_damaged_checkpoint_is_ignored(tmp_path, how):
         *((name, "Margin (D, beta=1.2)") for name in ("spc", "gc", "ddm")),
         *(("spc", name) for name in ("NPair", "Angular", "Quadruplet (D)", "R-Triplet (D)", "Triplet (R)", "ProxyNCA")),
         ("shuffle", "SimCLR + SEC"),
+        ("spc", "Triplet (D), mixed"),
     ],
 )
 def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
+    method, _, mixed = method.partition(", ")
     fields = {"steps": 4, "eval_every": 1, "sampler": sampler, "method": method, "lr": 3e-3, "images_per_class": 10}
+    fields["mixup"] = 2.0 if mixed else None
     if method == "SimCLR + SEC":  # its rates and its weight change with the step
         fields |= {"variant": "published", "optimizer": "sgd", "milestones": "cosine", "lr_decay": 1e-3}
     run = make_run(TINY, dataset="glyphs_fine", **fields)
@@ -465,6 +502,9 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
         ({"method": "SimCLR"}, "views of at least 2 images, none twice: use sampler='shuffle'; got 'spc'"),
         ({"method": "SimCLR", "sampler": "shuffle", "batch_size": 1}, "at least 2 images.* batch_size=1"),
         ({"milestones": "cosine"}, "with cosine the learning rates fall to lr_decay of what they were"),
+        ({"method": "Triplet (D)", "mixup": -1.0}, "mixup must be a number of at least 0; got -1.0"),
+        ({"method": "SHT + SEC", "mixup": 2.0}, "mixup goes with .* no regulariser"),
+        ({"method": "Softmax", "mixup": 2.0, "train_stem": True}, "mixup goes with a frozen stem or a resnet50"),
         ({"fold": -2}, "fold must be a number of at least 0; got -2"),
     ],
 )

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BROKEN', 'class_spectrum', 'measure', 'Step', 'train_steps', 'NonFiniteLoss', 'Guard', 'Checkpoint', 'Progress',
-           'Monitor', 'chosen_steps', 'git_commit', 'device_name', 'record_of', 'fit']
+           'Monitor', 'chosen_steps', 'git_commit', 'device_name', 'fit']
 
 # %% ../../nbs/89_train.ipynb #ca547923
 import functools
@@ -12,7 +12,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,9 @@ from ..core import Run, generator, root, versions, write_atomically
 from ..feeds import reader_processes
 from ..metrics import evaluate
 from ..metrics.space import class_spectra, spectrum
+from ..models import FROZEN_STEMS, weights_sha256
 from .network import decay_rates, embed_split, matmul_precision
-from .state import State, material, resolve, resume, save_checkpoint, sha256, weights_file
+from .state import State, material, resolve, resume, save_checkpoint
 
 # %% ../../nbs/89_train.ipynb #7fc9b2d7
 def _four_digits(values: Tensor) -> list[float]:
@@ -74,9 +75,17 @@ class Step:
     labels: Tensor  # (B V,)
     f: Tensor  # raw embeddings, (B V, D), detached
     gradient: Tensor  # of the loss, (B V, D)
-    triplets: tuple[Tensor, Tensor, Tensor] | None  # None: the loss looks at the whole batch
+    triplets: tuple[Tensor, Tensor, Tensor] | None  # of these labels; None: the loss looks at the whole batch
     terms: dict[str, Tensor]  # of the loss, detached; without their sum
     total: Tensor  # their sum, detached
+
+
+def _mixed(state: State, labels: Tensor):  # a context that gives [(share, labels), ...]; without mixup [(1, labels)]
+    "Mix the batch inside the network, where the run asks for it"
+    if state.mixup is None:
+        return nullcontext([(1.0, labels)])
+    part, mixup = state.mixup
+    return mixup.hook(part, labels, generator(state.run.seed, "mixup", state.step))
 
 
 def _call(hooks: Sequence, name: str, *given) -> None:
@@ -111,15 +120,19 @@ def train_steps(
     for step in range(state.step, until):
         decay_rates(optimizer, run, step)
         indices, x, labels = next(batches)
-        f = network(x, step)
+        with _mixed(state, labels) as label_sets:
+            f = network(x, step)
         leaf = f.detach().nan_to_num(0.0, 0.0, 0.0).requires_grad_()
-        triplets = objective.mine(leaf, labels, generator(run.seed, "tuples", step, device=f.device))
-        terms = objective.terms(leaf, labels, triplets)  # the loss and the regularisers
+        rng = generator(run.seed, "tuples", step, device=f.device)
+        triplets = [objective.mine(leaf, y, rng) for _, y in label_sets]
+        parts = [objective.terms(leaf, y, mined) for (_, y), mined in zip(label_sets, triplets, strict=True)]
+        shares = [share for share, _ in label_sets]  # of the loss and the regularisers
+        terms = {name: sum(w * part[name] for w, part in zip(shares, parts, strict=True)) for name in parts[0]}
         total = sum(terms.values())
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         terms, total = {name: term.detach() for name, term in terms.items()}, total.detach()
-        now = Step(indices, labels, f.detach(), leaf.grad, triplets, terms, total)
+        now = Step(indices, labels, f.detach(), leaf.grad, triplets[0], terms, total)
         _call(hooks, "before_step", state, now)
         network.backward(f, leaf.grad)
         optimizer.step()
@@ -221,36 +234,33 @@ class Progress:
         tell: Callable[[dict], None] | None = None,  # gets step, steps, terms, images_per_second, seconds_left
         every: float = 2.0,  # seconds
     ):
-        self.bar, self.tell, self.every, self.scores = bar, tell, every, {}
+        self.bar, self.tell, self.every, self.scores, self.shown = bar, tell, every, {}, None
 
     def begin(self, state: State) -> None:
-        run, self.first = state.run, state.step
-        self.at, self.began = state.step, time.perf_counter()
-        self.since = self.now = self.began
+        run, self.first, self.began = state.run, state.step, time.perf_counter()
+        self.said, name = self.began, f"{run.method}, {run.dataset}"
         args = dict(total=run.steps * run.batch_size, initial=state.step * run.batch_size, unit="image")
-        name = f"{run.method}, {run.dataset}"
         self.shown = tqdm(desc=name, disable=not self.bar, unit_scale=True, smoothing=0.05, **args)
 
     def after_step(self, state: State, now: Step) -> None:
-        self.now, run, done = time.perf_counter(), state.run, state.step
-        if self.now - self.since < self.every and done < run.steps:
+        moment, run, done = time.perf_counter(), state.run, state.step
+        if moment - self.said < self.every and done < run.steps:
             return
-        news = {"step": done, "steps": run.steps, "terms": {k: round(float(v), 4) for k, v in now.terms.items()}}
-        news["images_per_second"] = round((done - self.at) * run.batch_size / (self.now - self.since), 1)
-        news["seconds_left"] = round((self.now - self.began) / (done - self.first) * (run.steps - done), 1)
-        self.shown.set_postfix({"step": done, **news["terms"], **self.scores}, refresh=False)
-        self.shown.update((done - self.at) * run.batch_size)
-        self.at, self.since = done, self.now
+        self.said, each = moment, (moment - self.began) / (done - self.first)  # seconds a step, with its evaluations
+        terms = {name: round(float(value), 4) for name, value in now.terms.items()}
+        self.shown.set_postfix({"step": done, **terms, **self.scores}, refresh=False)
+        self.shown.update(done * run.batch_size - self.shown.n)
         if self.tell:
-            self.tell(news)
+            rate, left = round(run.batch_size / each, 1), round(each * (run.steps - done), 1)
+            news = {"step": done, "steps": run.steps, "terms": terms}
+            self.tell(news | {"images_per_second": rate, "seconds_left": left})
 
     def measured(self, state: State, step: int, values: Mapping) -> None:
         part = "validation" if "validation" in values else "test"
         self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
-        self.since += time.perf_counter() - self.now  # measuring is not training
 
     def end(self, state: State, error: BaseException | None) -> None:
-        if hasattr(self, "shown"):
+        if self.shown is not None:
             self.shown.close()
 
 # %% ../../nbs/89_train.ipynb #4e5f6a7b
@@ -288,16 +298,13 @@ def chosen_steps(
 
 def _pruned(state: State) -> dict[str, dict]:
     "The curves with numbers alone; of hits and spectra what is at the chosen evaluations"
-    long = {"test": ["hits"], "train": ["spectrum", "class_spectrum"]}
-    curves = {
-        curve: {name: v for name, v in values.items() if name not in long.get(curve, ())}
-        for curve, values in state.curves.items()
-    }
-    steps, chosen = curves["test"]["step"], chosen_steps(curves)
-    at = lambda curve, name, some: {str(step): state.curves[curve][name][steps.index(step)] for step in some}
+    curves, held = state.curves, lambda values: {name: v for name, v in values.items() if not isinstance(v[0], list)}
+    numbers = {curve: held(values) for curve, values in curves.items()}
+    steps, chosen = curves["test"]["step"], chosen_steps(numbers)
+    at = lambda curve, name, some: {str(step): curves[curve][name][steps.index(step)] for step in some}
     ends, n = sorted({steps[0], *chosen}), state.feed.labels[state.metrics["test"][0]].bincount().tolist()
     spectra = {"train": at("train", "spectrum", ends), "classes": at("train", "class_spectrum", ends)}
-    return {"curves": curves, "classes": {"n": n, "hits": at("test", "hits", chosen)}, "spectra": spectra}
+    return {"curves": numbers, "classes": {"n": n, "hits": at("test", "hits", chosen)}, "spectra": spectra}
 
 # %% ../../nbs/89_train.ipynb #5e6f7a8b
 @functools.cache
@@ -328,15 +335,15 @@ def device_name(
     return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
 
 
-def record_of(
+def _record_of(
     state: State,  # of a finished run
     device: torch.device,
 ) -> dict:
     "The record of a run"
     made = {"seconds": round(state.spent(), 2), "device": device_name(device), "threads": torch.get_num_threads()}
     made |= {"git": git_commit(), "versions": versions()}
-    if file := weights_file(state.run):
-        made["weights_sha256"] = sha256(file)
+    if digest := weights_sha256(state.run.model, state.run.weights):
+        made["weights_sha256"] = digest
     if state.skipped:
         made["skipped_images"] = state.skipped
     record = {"key": state.run.key(), "run": asdict(state.run), **_pruned(state), "terms": state.terms}
@@ -381,7 +388,8 @@ def fit(
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):  # a folder that cannot be written is found out now
             pass
-    with _threads(1 if device.type == "cpu" and run.model == "convnet" else None), matmul_precision("float32"):
+    small = run.model == "convnet" or run.model in FROZEN_STEMS and not run.train_stem  # one thread does
+    with _threads(1 if device.type == "cpu" and small else None), matmul_precision("float32"):
         state, error = resolve(run, device, reader_processes() if workers is None else workers), None
         state.folder, state.began, hooks = folder, began, _all_hooks(run, folder, hooks or ())
         try:
@@ -393,7 +401,7 @@ def fit(
                 if bank is not None and not bank.known.all():
                     bank.fill(embed_split(state.network, state.feed, "train"))
                 train_steps(state, state.feed.stream(state.sampler, state.step, run.steps), run.steps, hooks)
-            record = record_of(state, device)
+            record = _record_of(state, device)
         except BaseException as stopped:
             error = stopped
             raise
