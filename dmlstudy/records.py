@@ -314,9 +314,9 @@ def tidy(
     for r in records:
         run, before = r["run"], len(values)
         for rule in sorted(SELECTIONS):
-            for name, value in sorted(selected(r, rule).items()):
-                codes.append(names.setdefault((rule, name), len(names)))
-                values.append(value)
+            found = sorted(selected(r, rule).items())
+            codes += [names.setdefault((rule, name), len(names)) for name, _ in found]
+            values += [value for _, value in found]
         own = run["dataset"], run["method"], run["variant"], (settings or {}).get(r["key"], ""), run["seed"]
         heads.append((r["key"], profile, *own))
         lengths.append(len(values) - before)
@@ -335,21 +335,18 @@ def write_results(
 ) -> Path:  # the file
     "A tidy table as CSV, six digits a value"
     quoted = lambda text: f'"{text}"' if "," in text else text
-    columns = []
-    for name in _COLUMNS:
-        if name == "seed":
-            columns.append(table[name].astype(str).to_numpy())
-        else:
-            text = np.array([quoted(str(word)) for word in table[name].cat.categories], dtype=object)
-            columns.append(text[table[name].cat.codes.to_numpy()] if len(text) else np.array([], dtype=object))
-    columns.append(table["value"].to_numpy())
+    columns = []  # the words of a run, and of a rule and metric, are joined once and then repeated
+    for by, part in ((["key"], _COLUMNS[:7]), (["selection", "metric"], _COLUMNS[7:])):
+        rows = table.loc[~table.duplicated(by), [*part]].itertuples(index=False)
+        words = np.array([",".join(quoted(str(word)) for word in row) for row in rows], dtype=object)
+        columns.append(words[table.groupby(by, observed=True, sort=False).ngroup().to_numpy()])
 
     def write(path: Path) -> None:
         with open(path, "w", encoding="utf-8", newline="\n") as out:
             out.write(",".join((*_COLUMNS, "value")) + "\n")
             for i in range(0, len(table), 100_000):
-                *words, values = (column[i : i + 100_000] for column in columns)
-                out.writelines(map("{},{},{},{},{},{},{},{},{},{:.6g}\n".format, *words, values.tolist()))
+                runs, names, values = (column[i : i + 100_000] for column in (*columns, table["value"].to_numpy()))
+                out.writelines(map("{},{},{:.6g}\n".format, runs, names, values.tolist()))
 
     return write_atomically(file, write)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 KEPT = ("nbs", "dmlstudy", "tests", "tools", "outputs", "README.md", "index_files")
-PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "locks", "smoke"}  # what a run may leave
+PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "smoke"}  # what a run may leave
 
+TWO = ("-n", "2", "--dist", "loadfile", "--durations", "10")  # workers; what a file prepares is prepared once
 CHECKS = [  # name, commands, what it means when files change
     ("style", [["ruff", "check", "."], ["ruff", "format", "--check", "--quiet", "."]], ""),
     ("clean", [["nbdev_clean"]], "notebooks carry metadata: run nbdev_clean"),
@@ -21,12 +22,13 @@ CHECKS = [  # name, commands, what it means when files change
     ),
     ("readme", [["python", "tools/readme.py"]], "README.md is old: run python tools/readme.py"),
     ("notebooks", [["nbdev_test", "--n_workers", "2"]], "a notebook wrote into the tree"),
-    ("tests", [["pytest"]], "a test wrote into the tree"),
+    ("tests", [["pytest", *TWO, "-m", "not slow"]], "a test wrote into the tree"),
     (
         "outputs",
         [["dmlstudy", "tables", "--profile", "glyphs"]],
         "outputs/ differ from what the records give",
     ),
+    ("slow", [["pytest", *TWO, "-m", "slow"]], "a test wrote into the tree"),  # only when it is named
 ]
 
 
@@ -52,9 +54,9 @@ def run(name: str, commands: list[list[str]], changed: str) -> str:
 
 
 began = time.perf_counter()
-wanted = sys.argv[1:]
+wanted = sys.argv[1:] or [name for name, *_ in CHECKS if name != "slow"]
 for check in CHECKS:
-    if wanted and check[0] not in wanted:
+    if check[0] not in wanted:
         continue
     started = time.perf_counter()
     print(f"== {check[0]}: {'; '.join(' '.join(c) for c in check[1])}", flush=True)
