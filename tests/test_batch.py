@@ -233,6 +233,57 @@ def test_two_batches_share_the_work(study, undisturbed):
     assert set(study.trained().values()) == {1} and len(study.trained()) == 4
 
 
+# a cluster that loses its parts
+
+
+@pytest.fixture
+def cluster(study, tmp_path):
+    """A Dask scheduler, two workers and the scheduler's address, each worker a process of its own."""
+    pytest.importorskip("distributed")
+    dask = lambda *words: subprocess.Popen([sys.executable, "-m", "dask", *words], env=study.environment, cwd=tmp_path)
+    address = tmp_path / "scheduler.json"
+    parts = [dask("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", f"--scheduler-file={address}")]
+    worker = ("worker", f"--scheduler-file={address}", "--nthreads=1", "--no-nanny", "--no-dashboard")
+    parts += [dask(*worker), dask(*worker)]
+    try:
+        end = time.monotonic() + 120
+        while not address.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        yield parts, json.loads(address.read_text())["address"]
+    finally:
+        for process in parts:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_killed_worker_of_a_cluster(study, undisturbed, cluster):
+    (_, *workers), address = cluster
+    process = study.start("run", *ASKED, "--scheduler", address)
+    victim = study.wait_for("begun")[0]
+    parents = {parent.pid for parent in psutil.Process(victim["pid"]).parents()}
+    (worker,) = (worker for worker in workers if worker.pid in parents)
+    worker.kill()
+    assert process.wait(300) == 0, process.stdout.read()
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1}
+
+
+@pytest.mark.slow
+def test_killed_scheduler(study, undisturbed, cluster):
+    (scheduler, *_), address = cluster
+    process = study.start("run", *ASKED, "--scheduler", address)
+    kept = {event["key"] for event in study.wait_for("done")}
+    scheduler.kill()
+    assert process.wait(120) == 2
+    told = process.stdout.read()
+    assert "the scheduler was lost" in told and "Traceback" not in told, told
+    assert kept and all(map(records.recorded, kept))
+    assert study.call("run", *ASKED)[0] == 0
+    assert study.results() == undisturbed.results()
+    assert set(study.trained().values()) == {1}
+
+
 # failures
 
 
@@ -280,9 +331,7 @@ def test_a_full_disk_is_survived_without_a_journal(study, monkeypatch):
     with batch._own_folder() as own, monkeypatch.context() as full:
         full.setenv("DMLSTUDY_BATCH", own.name)
         full.setattr(batch, "_note", lambda *args: None)
-        full.setattr(
-            train, "fit", lambda *args, **options: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-        )
+        full.setattr(train, "fit", fail)
         with pytest.raises(batch.FailedRuns, match="No space left"):
             batch.record_for(run)
     assert batch.history(run) == [] and batch.state_of(run.key()) is None
@@ -541,7 +590,7 @@ def test_progress_on_a_terminal(study, capsys):
     with FileLock(records.run_folder(run) / "lock"):
         batch._note(run, "begun")
         progress = batch.Progress([run], [job], lambda run: 60.0, 1)
-        batch._watching(run)["report"](150, {"test": {"recall@1": 0.5}})
+        batch._Watch(run).measured(None, 150, {"test": {"recall@1": 0.5}})
         progress.live = True
         progress.show()
         progress.say("a line that stays")
