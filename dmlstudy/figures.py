@@ -94,9 +94,10 @@ def scatter_with_fit(
 def chosen_spectrum(
     record: Mapping,
     selection: str | None = None,  # rule of the epoch; None: the first that applies
+    part: str = "train",  # train: of the training embedding; classes: mean of those of its classes
 ) -> np.ndarray | None:  # (D,), sums to 1; None where the rule does not apply or none is kept
     "The singular-value spectrum of the training embeddings of a run"
-    return spectrum_of(record, selection or next(rule for rule in SELECTIONS if selected(record, rule)))
+    return spectrum_of(record, selection or next(rule for rule in SELECTIONS if selected(record, rule)), part)
 
 # %% ../nbs/94_figures.ipynb #07bef371
 def spectra(
@@ -106,10 +107,11 @@ def spectra(
     base: str | None = None,  # the ratio to this method, seed by seed; None: the spectrum itself
     colour: str | None = None,  # None: that of the method's family
     selection: str | None = None,  # rule of the epoch; None: the first that applies
+    part: str = "train",  # or classes
 ) -> np.ndarray:  # (seeds, D), what is drawn
     "The mean spectrum of a method over seeds with its range, or its ratio to that of another"
     by_seed = lambda name: {
-        r["run"]["seed"]: chosen_spectrum(r, selection) for r in records if r["run"]["method"] == name
+        r["run"]["seed"]: chosen_spectrum(r, selection, part) for r in records if r["run"]["method"] == name
     }
     own, other = by_seed(method), by_seed(base)
     seeds = [s for s in own if own[s] is not None and (base is None or other.get(s) is not None)]

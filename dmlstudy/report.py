@@ -185,8 +185,8 @@ img { display: block; max-width: 100%; height: auto }
   linear-gradient(270deg, #fff 2rem, #fff0) 100% 0 / 4rem 100% no-repeat local,
   linear-gradient(90deg, #0004, #0000) 0 0 / .8rem 100% no-repeat scroll,
   linear-gradient(270deg, #0004, #0000) 100% 0 / .8rem 100% no-repeat scroll }
-table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .35rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }
+table { border-collapse: collapse; font-size: .75rem; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }
 thead th { border-bottom: 2px solid var(--ink); vertical-align: bottom }
 tbody td { white-space: nowrap }
 td:first-child, th:first-child, table.wide td, table.wide th { text-align: left }
@@ -292,7 +292,13 @@ def collect(
     return show(profile, out)
 
 # %% ../nbs/97_report.ipynb #40fb165b
-DRAWN = {"roth_details": [{"dataset": name} for name in ("cub200", "cars196", "sop")]}  # notebook -> its parameters
+_SETS = [{"dataset": name} for name in ("cub200", "cars196", "sop")]
+DRAWN = {  # notebook -> its parameters, one execution each
+    "roth_details": _SETS,
+    "roth_samplers": _SETS,
+    "roth_spectra": [{"part": "train"}, {"part": "classes"}],
+    "roth_toys": [{"toy": "diagonal"}, {"toy": "crossed"}],
+}
 _FRESH = """%reset -f
 import matplotlib.pyplot as _plt
 _plt.close("all")

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PUBLISHED', 'NAMES', 'RULES', 'study_records', 'experiment_records', 'intervals', 'ties', 'published', 'name_of',
-           'join_published', 'percent', 'layout', 'source_note', 'make_table', 'answer', 'listed', 'row_order',
-           'dataset_order', 'overview']
+           'join_published', 'sampler_name', 'percent', 'layout', 'source_note', 'write_comparison', 'make_table',
+           'answer', 'listed', 'row_order', 'dataset_order', 'overview']
 
 # %% ../nbs/93_tables.ipynb #c052b00b
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,6 +132,14 @@ def join_published(
     theirs = printed.rename(columns={"dataset": "role", "mean": "published", "std": "published_std"})
     return ours.merge(theirs, how="left", on=["role", "method", "metric"]).drop(columns="role")
 
+# %% ../nbs/93_tables.ipynb #5ab1c0e1
+def sampler_name(
+    run: Mapping,  # fields of a run
+) -> str:  # such as SPC-2 or DDM
+    "A batch sampler as the papers write it"
+    names = {"spc": f"SPC-{run['samples_per_class']}", "spc_r": "SPC-R"}
+    return names.get(run["sampler"], run["sampler"].upper())
+
 # %% ../nbs/93_tables.ipynb #cd738a46
 def percent(
     mean: float,  # fraction of 1, or a step
@@ -198,6 +206,30 @@ def source_note(
     return text
 
 # %% ../nbs/93_tables.ipynb #5e668951
+def write_comparison(
+    stem: str,
+    profile: str,
+    table: pd.DataFrame,  # as from `join_published`
+    columns: Mapping[tuple[str, str], str],  # (data set, metric) -> heading
+    rows: Sequence[str],  # in order
+    title: str,
+    records: Sequence[Mapping],  # those that were used
+    selection: str = "validation",  # rule that is shown first; the first that applies if it does not
+) -> pd.DataFrame:  # as shown under that rule
+    "Write our means beside the printed numbers, and below them the same under the other rules"
+    rules = [r for r in sorted(SELECTIONS, key=lambda r: r != selection) if (table["selection"] == r).any()]
+    parts = {rule: layout(table, columns, rows, rule) for rule in rules}
+    more = "\n\n".join(f"## Rule `{rule}`: {RULES[rule]}\n\n{markdown(parts[rule])}" for rule in rules[1:])
+    caption = (
+        f"{title} Values in %: mean ± half-width of the 95 % t-interval over seeds "
+        "(in print: standard deviation). † marks the best value of a column and all that cannot be told apart from it "
+        f"(paired t-tests over seeds at 5 %, Holm's correction). Rule `{rules[0]}`: {RULES[rules[0]]}."
+    )
+    note = source_note(profile, records, [*dict.fromkeys(dataset for dataset, _ in columns)])
+    write_table(stem, table, parts[rules[0]], caption, "\n\n".join(filter(None, [note, more])), profile)
+    return parts[rules[0]]
+
+
 def make_table(
     stem: str,
     profile: str,
@@ -215,22 +247,11 @@ def make_table(
         methods: rows, in order
         selection: rule that is shown first; the first that applies if it does not
     """
-    datasets = [*dict.fromkeys(dataset for dataset, _ in columns)]
     records, results = study_records(profile, methods)
-    records = [r for r in records if r["run"]["dataset"] in datasets]
+    records = [r for r in records if r["run"]["dataset"] in {dataset for dataset, _ in columns}]
     wanted = pd.MultiIndex.from_frame(results[["dataset", "metric"]]).isin(list(columns))
     table = join_published(results[wanted], published(paper), [*dict.fromkeys(metric for _, metric in columns)])
-    rules = [r for r in sorted(SELECTIONS, key=lambda r: r != selection) if (table["selection"] == r).any()]
-    parts = {rule: layout(table, columns, methods, rule) for rule in rules}
-    more = "\n\n".join(f"## Rule `{rule}`: {RULES[rule]}\n\n{markdown(parts[rule])}" for rule in rules[1:])
-    caption = (
-        f"{title} Values in %: mean ± half-width of the 95 % t-interval over seeds "
-        "(in print: standard deviation). † marks the best value of a column and all that cannot be told apart from it "
-        f"(paired t-tests over seeds at 5 %, Holm's correction). Rule `{rules[0]}`: {RULES[rules[0]]}."
-    )
-    notes = "\n\n".join(filter(None, [source_note(profile, records, datasets), more]))
-    write_table(stem, table, parts[rules[0]], caption, notes, profile)
-    return parts[rules[0]]
+    return write_comparison(stem, profile, table, columns, methods, title, records, selection)
 
 # %% ../nbs/93_tables.ipynb #6c260978
 def answer(
