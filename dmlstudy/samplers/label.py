@@ -261,7 +261,7 @@ class ShuffleSampler(LabelSampler):
         batches: int | None = None,  # batches in an epoch, at most N // b; None: N // b
     ):
         super().__init__(labels, batch_size, seed, 1, batches)
-        self.order = -1, torch.empty(0, dtype=torch.int64)  # of the last epoch asked for
+        self.order = None, torch.empty(0, dtype=torch.int64)  # of the last epoch asked for
         if len(self) * batch_size > (n := len(self.by_class.images)):
             raise ValueError(f"an epoch without repetition has at most {n // batch_size} batches; got {len(self)}")
 
