@@ -238,9 +238,8 @@ def first_of_equal(x: Tensor) -> tuple[Tensor, Tensor]:  # points (N, D) -> rows
     return rows.new_full((len(values),), len(x)).scatter_reduce_(0, inverse, rows, "amin"), inverse
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #f58faf8e
-def _search_ties(gallery, x, floor, k, budget):
+def _search_ties(gallery, x, floor, k, budget, equal):
     "The first k of each x by exact distance, then index, among all points whose score reaches the floor"
-    equal = first_of_equal(gallery.points)[1]
     order = equal.argsort(stable=True)
     some = torch.cat([order[:k], order[k:][equal[order[k:]] != equal[order[:-k]]]])  # k of equal points are enough
     rows = gallery.rows[gallery.order.argsort()[some]]
@@ -280,7 +279,7 @@ def nearest(
     x = points if own else queries
     keep = min(k + own, len(points))
     extra = min(keep + 8 + keep // 16, len(points))
-    gallery = Gallery(points)
+    gallery, equal = Gallery(points), None
     with tqdm(total=len(x), desc="neighbours", unit="query", delay=4, leave=False, disable=not progress) as bar:
         for part, half, scores, columns in _candidates(gallery, extra, x, own, budget):
             index, error = gallery.order[columns], gallery.error(half, scores[:, keep - 1])
@@ -289,9 +288,10 @@ def nearest(
             again = (scores[:, -1] >= floor).nonzero().flatten() if extra < len(points) else part[:0]
             index = index[:, :keep]
             if len(again):
+                equal = first_of_equal(points)[1] if equal is None else equal
                 first, inverse = first_of_equal(x[part[again]])
                 some = again[first]
-                index[again] = _search_ties(gallery, x[part[some]], floor[some], keep, budget)[inverse]
+                index[again] = _search_ties(gallery, x[part[some]], floor[some], keep, budget, equal)[inverse]
             if own:
                 others = index != part[:, None]
                 others[:, -1] &= ~others.all(1)
