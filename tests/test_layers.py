@@ -97,3 +97,13 @@ def test_every_module_imports_alone():
     names = ["dmlstudy." + module_of(p) if module_of(p) else "dmlstudy" for p in MODULES]
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
     assert subprocess.run([sys.executable, "-c", code, *reversed(names)], cwd=ROOT).returncode == 0
+
+
+def test_pinned_versions_have_hashes():
+    """Both files of versions say the same, and name no server."""
+    spelled = lambda text: re.sub(r"[-_.]+", "-", text).lower()
+    plain = [line.split("==") for line in (ROOT / "constraints.txt").read_text().split()]
+    hashed = (ROOT / "constraints.hashed.txt").read_text()
+    found = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", hashed, re.M)
+    assert {spelled(name): version for name, version, _ in found} == {spelled(name): v for name, v in plain}
+    assert "://" not in hashed and len(found) == hashed.count("==")
