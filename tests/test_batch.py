@@ -239,16 +239,15 @@ def test_two_batches_share_the_work(study, undisturbed):
 @pytest.fixture
 def cluster(study, tmp_path):
     """A Dask scheduler, two workers and the scheduler's address, each worker a process of its own."""
-    pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed")
     dask = lambda *words: subprocess.Popen([sys.executable, "-m", "dask", *words], env=study.environment, cwd=tmp_path)
     address = tmp_path / "scheduler.json"
     parts = [dask("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", f"--scheduler-file={address}")]
     worker = ("worker", f"--scheduler-file={address}", "--nthreads=1", "--no-nanny", "--no-dashboard")
     parts += [dask(*worker), dask(*worker)]
     try:
-        end = time.monotonic() + 120
-        while not address.exists() and time.monotonic() < end:
-            time.sleep(0.1)
+        with distributed.Client(scheduler_file=str(address), timeout="120s") as client:
+            client.wait_for_workers(2, timeout=120)
         yield parts, json.loads(address.read_text())["address"]
     finally:
         for process in parts:
