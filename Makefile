@@ -1,35 +1,41 @@
-# The two commands: `make study` and `make test`. Nothing is needed before them but Python (3.11 or later) and make.
+# The two commands: `make study` and `make test`. Nothing is needed before them but Python (3.11.5 or later) and make.
 PYTHON  ?= python3
 PROFILE ?= glyphs
 JOBS    ?= 0
 VENV    := .venv
 BIN     := $(VENV)/bin
+# all that is needed is pinned, with hashes
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 # one thread a process: the study and the tests run processes side by side
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup study test prepare clean
+.PHONY: help setup study test test-slow prepare clean
 
 help:  ## say what there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
 setup: $(VENV)/.ready  ## make .venv with the exact versions of the study
 
-$(VENV)/.ready: constraints.txt settings.ini setup.py
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or later is needed; {sys.executable} is {v[0]}.{v[1]}. Choose another with: make PYTHON=/path/to/python3.11 ...")'
-	@echo "Setting up $(VENV): some 160 packages, two to ten minutes (PyTorch with CUDA is large; a GPU is not needed)."
+$(VENV)/.ready: constraints.hashed.txt settings.ini setup.py
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11, 5) else f"Python 3.11.5 or later is needed; {sys.executable} is {v[0]}.{v[1]}.{v[2]}. Choose another with: make PYTHON=/path/to/python3.11 ...")'
+	@echo "Setting up $(VENV): some 190 packages, two to ten minutes (PyTorch with CUDA is large; a GPU is not needed)."
 	@date +%s > $(VENV).started
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) --require-hashes --requirement constraints.hashed.txt
+	@$(PIP) --no-build-isolation --editable . && $(BIN)/python -m pip check
 	@echo "Set up in $$(( $$(date +%s) - $$(cat $(VENV).started) )) s."; rm -f $(VENV).started; touch $@
 
 study: setup  ## run the batch of a profile: make study [PROFILE=smoke] [JOBS=2] [FRESH=1]
 	@$(BIN)/dmlstudy run --profile $(PROFILE) --jobs $(JOBS) $(if $(FRESH),--fresh)
 
-test: setup  ## run every check, in the order of tools/check.py
+test: setup  ## run every check, in the order of tools/check.py, but for the slow tests
 	@$(BIN)/python tools/check.py
+
+test-slow: setup  ## run the slow tests: kill drills, long trainings, a sample of the committed records again
+	@$(BIN)/python tools/check.py slow
 
 prepare: setup  ## the daily loop: format, export, test, clean, write the README
 	@$(BIN)/ruff check --fix --quiet nbs tests tools setup.py && $(BIN)/ruff format --quiet nbs tests tools setup.py
