@@ -23,7 +23,7 @@ from pathlib import Path
 from jupyter_core.utils import run_sync
 
 from .batch import Failure, duration, gather, notebooks, what_broke
-from .core import lookup, make_run, root, write_atomically
+from .core import asset, lookup, make_run, root, write_atomically
 from dmlstudy.records import (
     data_note,
     each_record,
@@ -163,92 +163,7 @@ def provenance(
     return out | ({"images": note.replace("`", "")} if (note := data_note(records)) else {})
 
 # %% ../nbs/97_report.ipynb #efe31180
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>dmlstudy, profile {{ profile }}</title>
-<style>
-:root { color-scheme: light; --ink: #1b1f24; --soft: #5b6570; --line: #d8dde3; --link: #0a58a8 }
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 74rem; padding: 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink) }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: .5rem 0 }
-h2 { font-size: 1.25rem; line-height: 1.25; margin: 0 0 .3rem }
-section { border-top: 1px solid var(--line); margin-top: 2rem; padding-top: 1.2rem }
-p { margin: .5rem 0; max-width: 50rem; overflow-wrap: anywhere }
-a { color: var(--link) }
-code { font-size: .9em }
-img { display: block; max-width: 100%; height: auto }
-.scroll { overflow-x: auto; margin: .8rem 0; padding-bottom: .2rem; background:
-  linear-gradient(90deg, #fff 2rem, #fff0) 0 0 / 4rem 100% no-repeat local,
-  linear-gradient(270deg, #fff 2rem, #fff0) 100% 0 / 4rem 100% no-repeat local,
-  linear-gradient(90deg, #0004, #0000) 0 0 / .8rem 100% no-repeat scroll,
-  linear-gradient(270deg, #0004, #0000) 100% 0 / .8rem 100% no-repeat scroll }
-table { border-collapse: collapse; font-size: .75rem; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }
-thead th { border-bottom: 2px solid var(--ink); vertical-align: bottom }
-tbody td { white-space: nowrap }
-td:first-child, th:first-child, table.wide td, table.wide th { text-align: left }
-td:first-child, th:first-child { position: sticky; left: 0; background: #fff }
-table.wide { min-width: 60rem }
-table.wide td { white-space: normal; overflow-wrap: break-word; min-width: 5rem }
-table.made { min-width: 0 }
-.answer { border-left: 3px solid var(--link); padding-left: .8rem }
-@media (max-width: 40rem) { img { max-width: none; width: 40rem } table.wide td:first-child { position: static } }
-.soft, summary, footer { color: var(--soft); font-size: .86rem }
-summary { cursor: pointer; padding: .3rem 0 }
-nav ul { columns: 16rem; padding-left: 1.2rem; margin: .5rem 0 }
-</style>
-</head>
-<body>
-<header>
-<h1>A study of deep metric learning: profile {{ profile }}</h1>
-<p>{{ about }} {{ made["runs"] }} runs on {{ datasets }}.
-{%- if made["images"] %} <strong>{{ made["images"] }} They are not comparable to printed numbers.</strong>{% endif %}
-<a href="#made">How it was made</a> is said at the end.</p>
-</header>
-<nav aria-label="Contents"><ul>
-{%- if claims %}<li><a href="#claims">Claims</a></li>{% endif %}
-{%- for e in entries %}
-<li><a href="#{{ e.stem }}">{{ e.title }}</a></li>
-{%- endfor %}
-</ul></nav>
-{%- if claims %}
-<section id="claims">{{ claims | safe }}</section>
-{%- endif %}
-{%- for e in entries %}
-<section id="{{ e.stem }}">
-<h2>{{ e.title }}</h2>
-{{ e.about | safe }}
-{%- if e.picture %}
-<div class="scroll"><a href="{{ e.full }}" title="open the file">
-<img alt="{{ e.title }}" src="data:image/png;base64,{{ e.picture }}"></a></div>
-{%- endif %}
-{%- if e.answer %}
-<div class="answer">{{ e.answer | safe }}</div>
-{%- endif %}
-{{ e.table | default("", true) | safe }}
-{%- for title, text in e.folded or [] %}
-<details><summary>{{ title }}</summary>{{ text | safe }}</details>
-{%- endfor %}
-<p class="soft"><code>{{ e.stem }}</code>
-{%- if e.notebook %}, made by <code>{{ e.notebook }}</code>{% endif %}.
-{%- for file in e.files %} <a href="{{ file }}">{{ file }}</a>{% endfor %}</p>
-</section>
-{%- endfor %}
-<section id="made">
-<h2>How it was made</h2>
-<p>From <code>records/{{ profile }}.jsonl</code>: all finished runs, with every curve, setting and version.</p>
-<div class="scroll"><table class="wide made">
-{%- for name, value in made.items() %}
-<tr><th scope="row">{{ name }}</th><td>{{ value }}</td></tr>
-{%- endfor %}
-</table></div>
-</section>
-</body>
-</html>
-"""
+PAGE = asset("report.html").read_text(encoding="utf-8")  # of jinja2
 
 # %% ../nbs/97_report.ipynb #93d37015
 def write_report(
@@ -305,8 +220,13 @@ _plt.close("all")
 _plt.rcdefaults()
 %matplotlib inline
 %config InlineBackend.print_figure_kwargs = {"bbox_inches": None}"""
+_QUIET = ("--HistoryManager.enabled=False", "--InteractiveShellApp.ignore_cwd=True")
 
 
+def _numbered(book) -> list:
+    return [cell for cell in book.cells if cell.get("execution_count")]
+
+# %% ../nbs/97_report.ipynb #56cbb94d
 @contextmanager
 def one_process() -> Iterator[Callable]:  # execute(source, target, parameters), which raises what a cell raises
     "Execute notebooks one after another in one process"
@@ -352,13 +272,6 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             yield execute
         finally:
             run_sync(kernel.shutdown_kernel)(now=True)
-
-
-def _numbered(book) -> list:
-    return [cell for cell in book.cells if cell.get("execution_count")]
-
-
-_QUIET = ("--HistoryManager.enabled=False", "--InteractiveShellApp.ignore_cwd=True")
 
 # %% ../nbs/97_report.ipynb #cb35a553
 def show(
