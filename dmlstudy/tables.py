@@ -19,7 +19,7 @@ from .methods import ROLES, role
 from .records import SELECTIONS, batch_file, data_note, markdown, read_batch, selected, tidy, write_table
 from .records import shown as folder_shown
 from .stats import t_interval, tied_with_best
-from .study import runs_of, setting_of
+from .study import PROFILES, runs_of, setting_of
 
 # %% ../nbs/93_tables.ipynb #1d34bee3
 @lru_cache(maxsize=4)
@@ -50,8 +50,9 @@ def experiment_records(
     experiment: str,  # name in EXPERIMENTS
     profile: str,
 ) -> tuple[list[dict], pd.DataFrame]:  # the records, not to be changed; their values as from `tidy`
-    "The records of the runs that an experiment asks for"
+    "The records of the runs that an experiment asks for; none where the profile does not have the experiment"
     records, results = study_records(profile, settings=True)
+    records = records if experiment in PROFILES[profile].experiments else []
     there: dict[tuple, set] = {}
     for run in (r["run"] for r in records):
         there.setdefault((run["dataset"], run["seed"]), set()).add(run["method"])
