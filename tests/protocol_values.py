@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.core import Run, asset, make_run
-from dmlstudy.data.images import SOURCES
+from dmlstudy.data.layouts import SOURCES
 from dmlstudy.data.splits import Split
 from dmlstudy.data.transforms import Scaling, Transform, draw_box, flip
 from dmlstudy.feeds import feed_of
@@ -30,12 +30,14 @@ from dmlstudy.metrics import evaluate
 from dmlstudy.metrics.clustering import kmeans
 from dmlstudy.metrics.space import rho_of
 from dmlstudy.models.backbones import Pool
-from dmlstudy.objectives import METHODS, make_objective
+from dmlstudy.methods import METHODS
+from dmlstudy.objectives import make_objective
 from dmlstudy.records import SELECTIONS, selected, summary
 from dmlstudy.samplers.label import SPCSampler
 from dmlstudy.study import PROFILES, Profile, methods_of, run_of
 from dmlstudy.tables import published
-from dmlstudy.train import decay_rates, metrics_of, milestone_steps, precision, sampler_of, start
+from dmlstudy.train.network import decay_rates, matmul_precision, milestone_steps
+from dmlstudy.train.state import metrics_of, sampler_of, start
 
 
 def common(
@@ -118,7 +120,7 @@ class Live:
 
     @cached_property
     def trained(self) -> SimpleNamespace:  # body, head, optimizer; the network itself is not kept
-        state = start(make_run(self.run.changed(), weights="none"), self.feed, CPU)
+        state = start(make_run(self.run.changed(), weights=None), self.feed, CPU)
         model = state.network.model
         body, head = (part(m, state.optimizer) for m in (model.backbone, model.head))
         backbone, last = model.backbone, model.head[-1]
@@ -156,7 +158,7 @@ class Protocol(Live):
     "A run's protocol in the words of the papers"
 
     split_sizes = property(lambda self: ", ".join(f"{k} {c}/{n}" for k, (c, n) in self.splits.items()))
-    held_out = property(lambda self: "none" if self.run.fold < 0 else f"fold {self.run.fold}")
+    held_out = property(lambda self: "none" if self.run.fold is None else f"fold {self.run.fold}")
     milestones = property(lambda self: tuple(milestone_steps(self.run)))
     epochs = property(lambda self: self.run.steps / len(self.sampler))
     evaluated_every = property(lambda self: self.run.eval_every / len(self.sampler))  # epochs
@@ -201,7 +203,7 @@ class Protocol(Live):
     @property
     def rule(self) -> str:
         "By which rule the profile's tables choose the epoch"
-        parts = ("test", "train") if self.run.fold < 0 else ("test", "train", "validation")
+        parts = ("test", "train") if self.run.fold is None else ("test", "train", "validation")
         record = {"curves": {name: {"step": [0], "recall@1": [0.5]} for name in parts}}
         return next(rule for rule in SELECTIONS if selected(record, rule))
 
@@ -214,7 +216,7 @@ class Protocol(Live):
     @property
     def tf32(self) -> bool:
         "Whether convolutions of a run may be computed in TF32 on a GPU"
-        with precision(self.run.precision):
+        with matmul_precision(self.run.precision):
             return torch.backends.cudnn.allow_tf32
 
 
@@ -278,7 +280,8 @@ def read_value(
     first = next(iter(values.values()))
     if other := [case for case, value in values.items() if value != first]:
         raise ValueError(f"{row['item']}: {first} for {cases[0]}, {values[other[0]]} for {other[0]}: split the row")
-    return first
+    unset = {"0": 0, "none": "none"}  # how the table writes what is not set
+    return unset.get(row["here"], first) if first is None else first
 
 
 def verdict(
