@@ -26,11 +26,11 @@ from dmlstudy.data.layouts import SOURCES
 from dmlstudy.data.splits import Split
 from dmlstudy.data.transforms import Scaling, Transform, draw_box, flip
 from dmlstudy.feeds import feed_of
+from dmlstudy.methods import METHODS
 from dmlstudy.metrics import evaluate
 from dmlstudy.metrics.clustering import kmeans
 from dmlstudy.metrics.space import rho_of
 from dmlstudy.models.backbones import Pool
-from dmlstudy.methods import METHODS
 from dmlstudy.objectives import make_objective
 from dmlstudy.records import SELECTIONS, selected, summary
 from dmlstudy.samplers.label import SPCSampler
