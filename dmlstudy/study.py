@@ -174,8 +174,9 @@ def trials(
         known = ", ".join(name for name, other in PROFILES.items() if other.search)
         raise ValueError(f"profile {profile!r} has no search of its own; these have: {known}")
     if row.protocol != "roth":
-        rates = [base["lr"] * factor for factor in p.search["factors"]]
         etas = p.search["eta"].get(row.regularizer)
+        factors = p.search.get("eta_factors") if etas else None
+        rates = [base["lr"] * factor for factor in factors or p.search["factors"]]
         return [{"lr": lr, "eta": eta} for eta in etas for lr in rates] if etas else [{"lr": lr} for lr in rates]
     if row.miner == "rho_distance":
         lr = run_of(profile, dataset, method.removeprefix("R-")).lr

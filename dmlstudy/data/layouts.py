@@ -272,8 +272,8 @@ def _read_grocery(base: Path) -> dict[str, tuple]:
     classes = [names[i] for i in range(len(names))]
     splits = halves(classes, [row for rows in lists.values() for row in rows], (len(classes) + 1) // 2)
     visits, (tests, rows) = set(lists["train"]), splits["test"]
-    splits["query"] = (tests, [row for row in rows if row not in visits])
-    splits["gallery"] = (tests, [row for row in rows if row in visits])
+    query, gallery = ([row for row in rows if (row in visits) == old] for old in (False, True))
+    splits |= {"test": (tests, query + gallery), "query": (tests, query), "gallery": (tests, gallery)}
     kinds = {names[i]: kind for i, (_, kind) in sorted(coarse.items())}
     return {part: (*split, kinds) for part, split in splits.items()}
 

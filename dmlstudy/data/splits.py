@@ -84,7 +84,7 @@ class Data:
 
     name: str
     train: Split
-    test: Split | None = None  # leave-one-out retrieval
+    test: Split | None = None  # leave-one-out retrieval; beside query and gallery: both together, in this order
     query: Split | None = None  # with gallery: each query is searched in the gallery
     gallery: Split | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)  # images that cannot be read, with the reason; not strict

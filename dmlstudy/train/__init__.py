@@ -50,7 +50,9 @@ def measure(
 ) -> dict[str, dict]:  # curve -> metric -> value, or a list of values
     "All metrics on all splits"
     feed, on_sphere = state.feed, state.objective is None or state.objective.loss.normalizes
-    f = {part: embed_split(state.network, feed, part) for part in feed.labels}
+    twice = {"test"} if {"test", "query"} <= {*feed.labels} else {}  # it is query and gallery together
+    f = {part: embed_split(state.network, feed, part) for part in feed.labels if part not in twice}
+    f |= {part: torch.cat([f["query"], f["gallery"]]) for part in twice}
     if bad := [part for part, held in f.items() if not held.isfinite().all()]:
         raise FloatingPointError(f"the embeddings of {' and '.join(bad)} are not finite: a smaller lr may do")
     out, options = {}, dict(normalize=on_sphere, progress=False)
