@@ -85,6 +85,7 @@ class Run(_Setup):
     # measurement
     eval_every: int = 250  # steps between evaluations; also one before the first step and one after the last
     monitor: bool = False  # record norms and violated triplets of every step
+    measure: str | None = None  # the one curve that is measured, as validation in a search; None: all
 
     def key(self) -> str:  # first 12 hex digits of a sha256
         "The run's name in `outputs/`: a hash of the fields that differ from their defaults and of the recipe"

@@ -233,11 +233,9 @@ def sound_batch(
 def lean(
     record: Mapping,
 ) -> dict:  # a copy
-    "A record of a trial: recall@1 and MAP@R on validation and test classes, recall@1 and rho on training classes"
-    curves = {
-        part: {name: v for name, v in curve.items() if name in ("step", "recall@1", "map@r", "rho", "norm_cv")}
-        for part, curve in record["curves"].items()
-    }
+    "A record of a trial: recall@1 and MAP@R on validation classes"
+    curve = record["curves"]["validation"]
+    curves = {"validation": {name: curve[name] for name in ("step", "recall@1", "map@r")}}
     return {name: record[name] for name in ("key", "run", "made")} | {"curves": curves}
 
 # %% ../nbs/90_records.ipynb #06807dca

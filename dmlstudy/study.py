@@ -192,7 +192,7 @@ def search_runs(
 ) -> list[Run]:
     "The trials of methods of a profile on one data set"
     return [
-        run_of(profile, dataset, method, seed, fold=fold, **trial)
+        run_of(profile, dataset, method, seed, fold=fold, measure="validation", **trial)
         for method in methods or methods_of(profile, dataset)
         for trial in trials(profile, dataset, method)
         for fold in PROFILES[profile].search["folds"]

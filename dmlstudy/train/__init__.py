@@ -50,9 +50,11 @@ def measure(
 ) -> dict[str, dict]:  # curve -> metric -> value, or a list of values
     "All metrics on all splits"
     feed, on_sphere = state.feed, state.objective is None or state.objective.loss.normalizes
-    twice = {"test"} if {"test", "query"} <= {*feed.labels} else {}  # it is query and gallery together
-    f = {part: embed_split(state.network, feed, part) for part in feed.labels if part not in twice}
-    f |= {part: torch.cat([f["query"], f["gallery"]]) for part in twice}
+    wanted = {part for part, _ in state.metrics.values()}
+    wanted |= {"gallery"} if "query" in wanted else set()
+    both = {"test", "query"} <= wanted  # the test split is query and gallery together
+    f = {part: embed_split(state.network, feed, part) for part in sorted(wanted - ({"test"} if both else set()))}
+    f |= {"test": torch.cat([f["query"], f["gallery"]])} if both else {}
     if bad := [part for part, held in f.items() if not held.isfinite().all()]:
         raise FloatingPointError(f"the embeddings of {' and '.join(bad)} are not finite: a smaller lr may do")
     out, options = {}, dict(normalize=on_sphere, progress=False)
@@ -61,11 +63,12 @@ def measure(
         out[curve], each = evaluate(f[part], feed.labels[part], names, **gallery, per_query=True, **options)
         if curve == "test":
             out[curve]["hits"] = feed.labels[part].bincount(each["recall@1"]).long().tolist()
-    if "test" in state.coarse:
+    if "test" in out and "test" in state.coarse:
         out["test"]["coarse_recall@1"] = evaluate(f["test"], state.coarse["test"], ["recall@1"], **options)["recall@1"]
-    s = spectrum(normalize(f["train"], dim=1) if on_sphere else f["train"])
-    out["train"]["spectrum"] = _four_digits(s / s.sum())
-    out["train"]["class_spectrum"] = _four_digits(class_spectrum(f["train"], feed.labels["train"]))
+    if "train" in out:
+        s = spectrum(normalize(f["train"], dim=1) if on_sphere else f["train"])
+        out["train"]["spectrum"] = _four_digits(s / s.sum())
+        out["train"]["class_spectrum"] = _four_digits(class_spectrum(f["train"], feed.labels["train"]))
     return out
 
 # %% ../../nbs/89_train.ipynb #016351a0
@@ -258,7 +261,9 @@ class Progress:
             self.tell(news | {"images_per_second": rate, "seconds_left": left})
 
     def measured(self, state: State, step: int, values: Mapping) -> None:
-        part = "validation" if "validation" in values else "test"
+        part = next((part for part in ("validation", "test") if part in values), None)
+        if part is None:
+            return
         self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
 
     def end(self, state: State, error: BaseException | None) -> None:
@@ -302,6 +307,8 @@ def _pruned(state: State) -> dict[str, dict]:
     "The curves with numbers alone; of hits and spectra what is at the chosen evaluations"
     curves, held = state.curves, lambda values: {name: v for name, v in values.items() if not isinstance(v[0], list)}
     numbers = {curve: held(values) for curve, values in curves.items()}
+    if state.run.measure is not None:
+        return {"curves": numbers}
     steps, chosen = curves["test"]["step"], chosen_steps(numbers)
     at = lambda curve, name, some: {str(step): curves[curve][name][steps.index(step)] for step in some}
     ends, n = sorted({steps[0], *chosen}), state.feed.labels[state.metrics["test"][0]].bincount().tolist()

@@ -86,12 +86,13 @@ def metrics_of(
     }
 
 
-def _measured(dataset: str, parts: Mapping) -> dict[str, tuple[str, tuple[str, ...]]]:
+def _measured(run: Run, parts: Mapping) -> dict[str, tuple[str, tuple[str, ...]]]:
     "Curve -> split and metric names"
-    names = metrics_of(dataset)
+    names = metrics_of(run.dataset)
     curves = {"test": "test" if "test" in parts else "query", "validation": "validation", "train": "train"}
     out = {curve: (part, names[part]) for curve, part in curves.items() if part in parts}
-    return out | ({"visits": ("query", names["visits"])} if {"test", "query"} <= {*parts} else {})
+    out |= {"visits": ("query", names["visits"])} if {"test", "query"} <= {*parts} else {}
+    return out if run.measure is None else {run.measure: lookup("measured curve of this run", run.measure, out)}
 
 # %% ../../nbs/81_train.state.ipynb #b73c016f
 def sampler_of(
@@ -183,7 +184,7 @@ def start(
         model.backbone.stem.requires_grad_(False)
         model.calibrate(feed.inputs["train"][:, 0])
         model.train()
-    state = State(run, feed, Network(run, model, feed), metrics=_measured(run.dataset, feed.labels))
+    state = State(run, feed, Network(run, model, feed), metrics=_measured(run, feed.labels))
     if lookup("method", run.method, METHODS).loss is None or run.steps == 0:
         return state
     chosen = dict(variant=run.variant, p_switch=run.p_switch, eta=run.eta, steps=run.steps)
