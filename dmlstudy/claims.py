@@ -10,16 +10,16 @@ __all__ = ['VERDICTS', 'TESTS', 'COLOURS', 'read_ledger', 'Effect', 'verdict_of'
 # %% ../nbs/95_claims.ipynb #e8433ccd
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from .core import Run, asset, lookup
-from .records import SELECTIONS, read_batch, selected
+from .records import SELECTIONS, selected
 from .stats import correlation, correlation_interval, seeds_needed, t_interval
-from .study import run_of
+from .tables import study_records
 
 # %% ../nbs/95_claims.ipynb #95c261e0
 def read_ledger() -> list[dict]:  # in the order of the file; names of groups are replaced by their methods
@@ -86,18 +86,13 @@ def run_table(
     profile: str,  # name in PROFILES
     selection: str = "validation",  # rule of the epoch
 ) -> pd.DataFrame:  # fields of the run, main, metrics; of training images train/<metric>
-    "The records of a profile, one row a run"
+    "The records of a profile, and of the one beside it, one row a run"
     lookup("selection", selection, SELECTIONS)
-    plain, rows = {}, []
-    for record in read_batch(profile):
+    records, results = study_records(profile, settings=True)
+    plain, rows = {*results.loc[results["setting"] == "", "key"]}, []
+    for record in records:
         run, values = record["run"], selected(record, selection)
-        row = run["dataset"], run["method"]
-        if row not in plain:
-            try:
-                plain[row] = run_of(profile, *row)
-            except ValueError:  # the profile has no protocol for it
-                plain[row] = None
-        main = plain[row] is not None and replace(plain[row], seed=run["seed"]).key() == record["key"]
+        main = record["key"] in plain
         rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
         rows += [{**run, "main": main, **values, **rules}] if values else []
     return pd.DataFrame(rows)

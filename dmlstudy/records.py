@@ -275,10 +275,12 @@ def selected(
 def class_hits(
     record: Mapping,
     selection: str = "validation",  # one of SELECTIONS
+    curve: str = "test",  # or visits: queries of other visits than the gallery
 ) -> tuple[np.ndarray, np.ndarray] | None:  # hits and queries of each test class, (C,) int64; None: not recorded
     "How many test images of each class have an image of their class as nearest neighbour, under a rule"
     lookup("selection", selection, SELECTIONS)
-    found, classes = _chosen_at(record["curves"], selection), record.get("classes")
+    found, classes = _chosen_at(record["curves"], selection), record.get("classes") or {}
+    classes = classes if curve == "test" else classes.get(curve)
     if found is None or not classes:
         return None
     step = record["curves"][found[0]]["step"][found[1]]

@@ -38,6 +38,7 @@ class Profile:
     search: Mapping | None = None  # seed, folds and values of the search
     experiments: Mapping[str, Mapping] = field(default_factory=dict)  # name -> seeds, datasets, fields that differ
     like: str | None = None  # the profile it was derived from
+    beside: str | None = None  # a profile whose records stand beside its own in tables and figures
 
 # %% ../nbs/91_study.ipynb #7bbcf418
 def _merged(base: Mapping, more: Mapping) -> dict:

@@ -11,7 +11,7 @@ from dmlstudy.core import Run, generator, lookup, make_run, root
 
 OTHER = {  # values for fields whose default says nothing of their type, or that must be a name
     **{"method": "Softmax", "fold": 1, "images_per_class": 5, "p_switch": 0.1, "eta": 0.1, "mixup": 2.0},
-    **{"loss_lr": 0.1, "milestones": "cosine", "weights": None},
+    **{"loss_lr": 0.1, "milestones": "cosine", "weights": None, "measure": "validation"},
 }
 
 

@@ -212,6 +212,7 @@ BUILD = {  # data set, layout -> where in the root, builder
     ("inshop", "list and images"): ("inshop", lambda b: inshop(b, "list_eval_partition.txt", "")),
     ("cifar10", "python"): ("cifar-10-batches-py", lambda b: cifar(b, False)),
     ("grocery", "official lists"): ("GroceryStoreDataset-master/dataset", grocery),
+    ("grocery_alternate", "official lists"): ("GroceryStoreDataset-master/dataset", grocery),
     ("cifar10", "binary"): ("cifar10/cifar-10-batches-bin", lambda b: cifar(b, True)),
 }
 
@@ -230,7 +231,7 @@ def accept(monkeypatch, name, data):
     "Let the miniature's numbers be the published ones"
     numbers = {k: (len(part.class_names), len(part)) for k, part in splits_of(data).items()}
     monkeypatch.setitem(SOURCES[name], "splits", numbers)
-    if name == "grocery":
+    if name.startswith("grocery"):
         monkeypatch.setitem(SOURCES[name], "lists", {visit: n * len(KINDS_OF) for visit, n in VISITS.items()})
 
 
@@ -1231,6 +1232,7 @@ THEIRS = {
         T.RandomGrayscale(0.2),
     ],
     "cifar": [RRC(32, scale=(0.2, 1)), FLIP],
+    **{f"squash{n}": [T.Resize((n, n), T.InterpolationMode.BICUBIC), FLIP] for n in (128, 160, 224)},
 }
 
 

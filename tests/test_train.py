@@ -459,11 +459,11 @@ def test_a_damaged_checkpoint_is_ignored(tmp_path, how):
         *((name, "Margin (D, beta=1.2)") for name in ("spc", "gc", "ddm")),
         *(("spc", name) for name in ("NPair", "Angular", "Quadruplet (D)", "R-Triplet (D)", "Triplet (R)", "ProxyNCA")),
         ("shuffle", "SimCLR + SEC"),
-        ("spc", "Triplet (D), mixed"),
+        ("spc", "Triplet (D); mixed"),
     ],
 )
 def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
-    method, _, mixed = method.partition(", ")
+    method, _, mixed = method.partition("; ")
     fields = {"steps": 4, "eval_every": 1, "sampler": sampler, "method": method, "lr": 3e-3, "images_per_class": 10}
     fields["mixup"] = 2.0 if mixed else None
     if method == "SimCLR + SEC":  # its rates and its weight change with the step

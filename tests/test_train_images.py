@@ -155,7 +155,7 @@ def test_images_that_could_not_be_read_for_a_while_are_read_again(birds, monkeyp
 
     monkeypatch.setattr(Image, "open", flaky)
     run = make_run(BIRDS, steps=0)
-    with pytest.raises(ValueError, match="1 of 6 images cannot be read: .*Owl_1.jpg"):
+    with pytest.raises(ValueError, match="1 of 12 images cannot be read: .*Owl_1.jpg"):
         train.fit(run, device="cpu", workers=0)
     failing = False
     lax = make_run(run.changed(), strict_data=False)

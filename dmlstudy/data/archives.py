@@ -143,6 +143,7 @@ ADDRESSES = {  # data set -> the official address of its archive
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     "grocery": "https://github.com/marcusklasson/GroceryStoreDataset/archive/fc80ba90f803d79d0383df52c5a4ac5de99ff6fc.zip",
 }
+ADDRESSES["grocery_alternate"] = ADDRESSES["grocery"]
 
 
 def download(

@@ -66,6 +66,8 @@ SOURCES = {
         "bytes": 1.3e8,
     },
 }
+_EVEN = {"train": (41, 2781), "test": (40, 2640), "query": (40, 1350), "gallery": (40, 1290)}  # even classes train
+SOURCES["grocery_alternate"] = SOURCES["grocery"] | {"splits": _EVEN}
 
 # %% ../../nbs/12_data.layouts.ipynb #ec36fcce
 ARCHIVES = {  # data set -> archive or single file -> MD5; None: not published
@@ -85,6 +87,7 @@ ARCHIVES = {  # data set -> archive or single file -> MD5; None: not published
         "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
     },
     "grocery": {"GroceryStoreDataset.zip": None},
+    "grocery_alternate": {"GroceryStoreDataset.zip": None},
 }
 
 # %% ../../nbs/12_data.layouts.ipynb #c4371749
@@ -249,8 +252,8 @@ def _read_inshop(base: Path, partition: str = "Eval/list_eval_partition.txt", im
     return {split: (names(split) if split == "train" else shared, part) for split, part in rows.items()}
 
 # %% ../../nbs/12_data.layouts.ipynb #8a6cbb65
-def _read_grocery(base: Path) -> dict[str, tuple]:
-    "The lists of the Grocery Store Dataset; the third of each split: class -> coarse class"
+def _read_grocery(base: Path, alternate: bool = False) -> dict[str, tuple]:
+    "The lists of the Grocery Store Dataset, with even classes first if alternate; third: class -> coarse class"
     names, coarse = {}, {}
 
     def parse_class(line: str) -> None:
@@ -270,6 +273,7 @@ def _read_grocery(base: Path) -> dict[str, tuple]:
         )
     lists = {part: table(base / f"{part}.txt", parse_image, 1) for part in ("train", "val", "test")}
     classes = [names[i] for i in range(len(names))]
+    classes = classes[::2] + classes[1::2] if alternate else classes
     splits = halves(classes, [row for rows in lists.values() for row in rows], (len(classes) + 1) // 2)
     visits, (tests, rows) = set(lists["train"]), splits["test"]
     query, gallery = ([row for row in rows if (row in visits) == old] for old in (False, True))
@@ -348,6 +352,7 @@ _CARS = {
 
 # %% ../../nbs/12_data.layouts.ipynb #c857ad48
 _SHOP = "list_eval_partition.txt"
+_GROCERY = ("classes.csv", "train.txt", "val.txt", "test.txt")
 LAYOUTS: dict[str, dict[str, tuple[tuple[str, ...], Callable]]] = {  # layout -> what it needs, reader
     "cub200": {
         "official lists": (("classes.txt", "images.txt", "image_class_labels.txt", "images"), _read_cub_lists),
@@ -371,7 +376,8 @@ LAYOUTS: dict[str, dict[str, tuple[tuple[str, ...], Callable]]] = {  # layout ->
         "python": (_CIFAR_PARTS, _read_cifar),
         "binary": (tuple(f"{part}.bin" for part in _CIFAR_PARTS), partial(_read_cifar, suffix=".bin")),
     },
-    "grocery": {"official lists": (("classes.csv", "train.txt", "val.txt", "test.txt"), _read_grocery)},
+    "grocery": {"official lists": (_GROCERY, _read_grocery)},
+    "grocery_alternate": {"official lists": (_GROCERY, partial(_read_grocery, alternate=True))},
 }
 
 # %% ../../nbs/12_data.layouts.ipynb #01f589df
@@ -386,6 +392,7 @@ FOLDERS = {  # below the root, in this order; * stands for any end of a name
     "grocery": ("grocery/GroceryStoreDataset*/dataset", "grocery/dataset", "grocery", "GroceryStoreDataset*/dataset")
     + ("dataset", "."),
 }
+FOLDERS["grocery_alternate"] = FOLDERS["grocery"]
 
 # %% ../../nbs/12_data.layouts.ipynb #3b0344a1
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ def measure(
     wanted = {part for part, _ in state.metrics.values()}
     wanted |= {"gallery"} if "query" in wanted else set()
     both = {"test", "query"} <= wanted  # the test split is query and gallery together
-    f = {part: embed_split(state.network, feed, part) for part in sorted(wanted - ({"test"} if both else set()))}
+    wanted -= {"test"} if both else set()
+    f = {part: embed_split(state.network, feed, part) for part in feed.labels if part in wanted}
     f |= {"test": torch.cat([f["query"], f["gallery"]])} if both else {}
     if bad := [part for part, held in f.items() if not held.isfinite().all()]:
         raise FloatingPointError(f"the embeddings of {' and '.join(bad)} are not finite: a smaller lr may do")
@@ -61,10 +62,13 @@ def measure(
     for curve, (part, names) in state.metrics.items():
         gallery = dict(f_gallery=f["gallery"], labels_gallery=feed.labels["gallery"]) if part == "query" else {}
         out[curve], each = evaluate(f[part], feed.labels[part], names, **gallery, per_query=True, **options)
-        if curve == "test":
+        if curve in ("test", "visits"):
             out[curve]["hits"] = feed.labels[part].bincount(each["recall@1"]).long().tolist()
-    if "test" in out and "test" in state.coarse:
-        out["test"]["coarse_recall@1"] = evaluate(f["test"], state.coarse["test"], ["recall@1"], **options)["recall@1"]
+    more = {"coarse_recall@1": state.coarse["test"]} if "test" in out and "test" in state.coarse else {}
+    if both:  # is the nearest neighbour from the same visit, whatever its class?
+        more["same_visit"] = torch.arange(len(f["test"])).to(f["test"].device) < len(f["query"])
+    for name, labels in more.items():
+        out["test"][name] = evaluate(f["test"], labels.long(), ["recall@1"], **options)["recall@1"]
     if "train" in out:
         s = spectrum(normalize(f["train"], dim=1) if on_sphere else f["train"])
         out["train"]["spectrum"] = _four_digits(s / s.sum())
@@ -311,9 +315,12 @@ def _pruned(state: State) -> dict[str, dict]:
         return {"curves": numbers}
     steps, chosen = curves["test"]["step"], chosen_steps(numbers)
     at = lambda curve, name, some: {str(step): curves[curve][name][steps.index(step)] for step in some}
-    ends, n = sorted({steps[0], *chosen}), state.feed.labels[state.metrics["test"][0]].bincount().tolist()
+    ends, n = sorted({steps[0], *chosen}), lambda part: state.feed.labels[part].bincount().tolist()
     spectra = {"train": at("train", "spectrum", ends), "classes": at("train", "class_spectrum", ends)}
-    return {"curves": numbers, "classes": {"n": n, "hits": at("test", "hits", chosen)}, "spectra": spectra}
+    classes = {"n": n(state.metrics["test"][0]), "hits": at("test", "hits", chosen)}
+    if "visits" in curves:
+        classes["visits"] = {"n": n("query"), "hits": at("visits", "hits", chosen)}
+    return {"curves": numbers, "classes": classes, "spectra": spectra}
 
 # %% ../../nbs/89_train.ipynb #5e6f7a8b
 @functools.cache
@@ -373,8 +380,9 @@ def _threads(n: int | None):
 
 def _all_hooks(run: Run, folder: Path | None, given: Sequence) -> list:
     "Those that are given, then the usual ones that they do not replace"
-    usual = [*([Monitor()] if run.monitor else []), Guard(), *([Checkpoint()] if folder else [])]
-    return [*given, *(hook for hook in usual if not any(isinstance(own, type(hook)) for own in given))]
+    usual = [Guard(), *([Checkpoint()] if folder else [])]
+    more = [hook for hook in usual if not any(isinstance(own, type(hook)) for own in given)]
+    return [*([Monitor()] if run.monitor else []), *given, *more]  # what is recorded is there before it is kept
 
 # %% ../../nbs/89_train.ipynb #c4f9927f
 def fit(
