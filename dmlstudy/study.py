@@ -123,7 +123,9 @@ def run_of(
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
     batch = {"samples_per_class": row.samples_per_class, "sampler": row.sampler}
     fields = protocol_fields(profile, dataset, method) | batch | _row_fields(p, dataset, method)
-    fields |= tuned(p).get(dataset, {}).get(method, {}) | more
+    chosen = tuned(p)
+    chosen = chosen.get(dataset, chosen.get(dataset.removesuffix("_alternate"), {}))  # that of the usual split
+    fields |= chosen.get(method, {}) | more
     if row.loss is None:
         fields |= {"steps": 0} | ({"weights": None} if method == "Untrained" else {})
     elif "loss_lr" not in fields and p.displacement is not None:

@@ -21,7 +21,7 @@ STEMS = {
     *(f"roth_fig{i}" for i in range(1, 13)),
     *("sec_main", "sec_fig1", "sec_fig2", "sec_variance", "sec_theory", "sec_optimizers", "sec_attributes"),
     *(f"sec_table{i}" for i in range(1, 6)),
-    *("sec_margins", "roth_corrections", "roth_memorization", "claims", "search", "protocol", "inflation"),
+    *("sec_margins", "roth_corrections", "roth_memorization", "claims", "search", "protocol", "inflation", "photos"),
 }
 MADE = {  # notebooks that make several, and their stems
     "roth_details": ["roth_table4", "roth_table5", "roth_table6"],
@@ -31,6 +31,7 @@ MADE = {  # notebooks that make several, and their stems
 }
 SWEEPS = {"roth_samplers": "samplers", "roth_fig3": "samplers", "roth_fig7": "switch"}
 SWEEPS |= {"roth_corrections": "corrections", "sec_main": "sec_main", "roth_memorization": "memorization"}
+SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup"}
 
 
 ALONE = {"sec_theory", "sec_table3"}  # say nothing about runs: measured on the spot, or settings
