@@ -95,7 +95,8 @@ def run_table(
         main = record["key"] in plain
         rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
         rows += [{**run, "main": main, **values, **rules}] if values else []
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    return table[table["dataset"].isin(table.loc[table["main"], "dataset"])] if rows else table
 
 # %% ../nbs/95_claims.ipynb #e6f49af0
 _MACHINE = {"strict_data", "pixels", "precision", "channels_last", "compile", "eval_every", "monitor", "dataset"}

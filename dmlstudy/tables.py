@@ -25,8 +25,11 @@ from .study import PROFILES, runs_of, setting_of
 @lru_cache(maxsize=4)
 def _read(profile: str, file: str, changed: int, size: int) -> tuple[list[dict], pd.DataFrame]:
     records = read_batch(profile)
-    plan = profile.removesuffix("_search")
-    return records, tidy(profile, records, {r["key"]: setting_of(plan, make_run(r["run"])) for r in records})
+    plan, apart = profile.removesuffix("_search"), {}
+    for record in records:  # a data set that only an experiment of the profile asks for is no plain run
+        other = record["run"]["dataset"] not in PROFILES[plan].datasets
+        apart[record["key"]] = setting_of(plan, make_run(record["run"])) or "another data set" * other
+    return records, tidy(profile, records, apart)
 
 
 def _records(profile: str) -> tuple[list[dict], pd.DataFrame]:
@@ -176,6 +179,7 @@ def layout(
 ) -> pd.DataFrame:  # strings
     "A table as it is read"
     cells = table[table["selection"] == selection].set_index(["dataset", "method", "metric"]).to_dict("index")
+    in_print = {*table.loc[table["published"].notna(), "dataset"]}
     rows = []
     for method in methods:
         row = {"method": method}
@@ -183,7 +187,7 @@ def layout(
             found = cells.get((dataset, method, metric))
             value = percent(found["mean"], found["half"], 1.0 if metric == "step" else 100.0) if found else ""
             row[heading] = "†" * bool(found and found["tied"]) + value
-            if metric != "step":
+            if metric != "step" and dataset in in_print:
                 printed = heading.replace(dataset, NAMES.get(role(dataset), dataset))
                 row[f"{printed} (print)"] = percent(found["published"], found["published_std"]) if found else ""
         if any(row[heading] for heading in columns.values()):
