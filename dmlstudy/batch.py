@@ -171,9 +171,7 @@ class _Watch:
         self.tell(step=step, **{f"{split} recall@1": part.get("recall@1") for split, part in values.items()})
 
 
-def explained(
-    error: BaseException,
-) -> str:  # kind and message, and whether the disk is full
+def explained(error: BaseException) -> str:  # kind and message, and whether the disk is full
     "An error in one sentence"
     text = f"{type(error).__name__}: {error}"
     if "in DataLoader worker process" in text:  # its whole traceback, of which the end says what is wrong
@@ -361,9 +359,7 @@ def _job_name(job: Job) -> str:
     return f"{job.experiment}, {job.dataset}, seed {job.seed}"
 
 # %% ../nbs/96_batch.ipynb #5d78f25d
-def typical(
-    records: Iterable[Mapping],
-) -> Callable[[Run], float]:  # seconds
+def typical(records: Iterable[Mapping]) -> Callable[[Run], float]:  # seconds
     "How long a run takes: as those of the same kind took, else a guess by its steps"
     took: dict[tuple, list[float]] = {}
     for record in records:
@@ -428,9 +424,7 @@ def _deal(costs: Mapping[str, float], parts: int) -> list[list[str]]:
     return [names for _, names in shares if names]
 
 # %% ../nbs/96_batch.ipynb #73ceae91
-def local_workers(
-    workers: int,
-) -> Executor:
+def local_workers(workers: int) -> Executor:
     "Workers on this machine"
     devices = _devices()
     free = [devices[i % len(devices)] if devices else None for i in range(workers)]
@@ -532,9 +526,7 @@ def _watch(futures: Mapping[Future, Job], progress: "Progress") -> list[Failure]
     return failures
 
 # %% ../nbs/96_batch.ipynb #e3174471
-def duration(
-    seconds: float,
-) -> str:  # 45 s, 12:05 min, 3:07 h
+def duration(seconds: float) -> str:  # 45 s, 12:05 min, 3:07 h
     "A time for reading"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 1:
@@ -606,9 +598,7 @@ def _step(run: Run) -> str:
     return ", ".join(words)
 
 # %% ../nbs/96_batch.ipynb #f11d0cb2
-def failure_table(
-    failures: Sequence[Failure],
-) -> str:  # lines of text
+def failure_table(failures: Sequence[Failure]) -> str:  # lines of text
     "What failed, why, and where to look"
     groups: dict[tuple, list[str]] = {}
     for failure in failures:
@@ -622,9 +612,7 @@ def failure_table(
     return "\n".join([*lines, "", "The same command tries these again, and nothing that is recorded"])
 
 # %% ../nbs/96_batch.ipynb #a2c18f0a
-def plan_file(
-    profile: str,
-) -> Path:
+def plan_file(profile: str) -> Path:
     "Where the plan of a profile's batch is"
     return outputs() / "batches" / f"{profile}.json"
 
@@ -671,9 +659,7 @@ def state_of(
     return "training" if events[-1]["event"] == "begun" and is_locked(folder / "lock") else "failed"
 
 # %% ../nbs/96_batch.ipynb #3d882c65
-def gather(
-    jobs: Iterable[Job],
-) -> list[dict]:  # records of all finished runs, each once, in the order of the jobs
+def gather(jobs: Iterable[Job]) -> list[dict]:  # records of all finished runs, each once, in the order of the jobs
     "The records of a batch"
     return [*_look(run for job in jobs for run in job.runs())[0].values()]
 

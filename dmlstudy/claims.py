@@ -66,11 +66,7 @@ def verdict_of(
     return "contradicted" if high < 0 else "not reproduced" if within else "inconclusive"
 
 # %% ../nbs/95_claims.ipynb #2dfe2772
-def needed_for(
-    effect: Effect,
-    threshold: float,
-    null: float = 0.0,
-) -> int | None:  # None: unknown, or more than 1000
+def needed_for(effect: Effect, threshold: float, null: float = 0.0) -> int | None:  # None: unknown, or more than 1000
     "How many seeds or methods would decide"
     size = max(abs(effect.value - null), threshold)
     if effect.unit != "seeds":

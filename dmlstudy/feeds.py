@@ -40,9 +40,7 @@ def _data(dataset: str, decoded: bool, folder: Path | None, strict: bool) -> Dat
     return make_data(dataset, folder, strict, decoded)
 
 
-def data_of(
-    run: Run,
-) -> Data:  # of images on disk with strict_data=False without those that cannot be read
+def data_of(run: Run) -> Data:  # of images on disk with strict_data=False without those that cannot be read
     "The data set of a run, read once for as long as the environment names the same folder"
     lookup("way to read pixels", run.pixels, PIXELS)  # a misspelt one is no request for the decoded copy
     if run.dataset in RECIPES:
@@ -50,9 +48,7 @@ def data_of(
     return _data(run.dataset, run.pixels != "files", data_dir(), run.strict_data)
 
 
-def splits_of(
-    run: Run,
-) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
+def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
     "The splits of a run"
     data, parts = data_of(run), ("test", "query", "gallery")
     if run.fold is None:
@@ -192,12 +188,7 @@ def _file_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) ->
 class Feed:
     "Stem features, or images of an embedded set: all in memory, on the run's device"
 
-    def __init__(
-        self,
-        run: Run,
-        splits: Mapping[str, Split],
-        device: torch.device,
-    ):
+    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device):
         self.stem, self.seed, self.views = not run.train_stem, run.seed, _views_of(run)
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
         self.classes = len(splits["train"].class_names)

@@ -52,8 +52,7 @@ def paired(
 
 # %% ../nbs/94_figures.ipynb #7aad6a29
 def correlations(
-    x: Sequence[float],
-    y: Sequence[float],
+    x: Sequence[float], y: Sequence[float]
 ) -> dict[str, float]:  # pearson, low, high, spearman, n; NaN for fewer than five points
     "How two metrics go together over methods"
     pair = pd.DataFrame({"x": x, "y": y}).dropna()

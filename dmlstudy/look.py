@@ -150,9 +150,7 @@ def printed_line(
             draw(value, **line)
 
 # %% ../nbs/03_look.ipynb #7edd6a56
-def fix_layout(
-    figure,
-) -> None:
+def fix_layout(figure) -> None:
     "Lay a figure out now, and not again each time it is drawn or saved"
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -201,10 +199,7 @@ def label_points(
 
 # %% ../nbs/03_look.ipynb #03498f96
 def fit_line(
-    ax,
-    x: Sequence[float],
-    y: Sequence[float],
-    colour: str = "#777777",
+    ax, x: Sequence[float], y: Sequence[float], colour: str = "#777777"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:  # x, line, half-width; None for three points
     "Draw the least-squares line with the 95 % band of its mean"
     from scipy import stats

@@ -31,9 +31,7 @@ def outputs() -> Path:  # may not exist yet
     return Path(os.environ.get("DMLSTUDY_OUTPUTS") or root() / "outputs").resolve()
 
 # %% ../nbs/90_records.ipynb #d903d94d
-def shown(
-    profile: str,
-) -> Path:  # folder of results.csv, tables, figures and report
+def shown(profile: str) -> Path:  # folder of results.csv, tables, figures and report
     "The study's own profile is shown in `outputs/`, others in a folder of their name"
     return outputs() if profile == "glyphs" else outputs() / profile
 
@@ -42,9 +40,7 @@ class StaleRecord(ValueError):
     "A record that answers another question than the one asked"
 
 
-def run_folder(
-    run: Run,
-) -> Path:  # may not exist yet
+def run_folder(run: Run) -> Path:  # may not exist yet
     "Where a run leaves its files"
     return outputs() / "runs" / run.key()
 
@@ -129,9 +125,7 @@ def _committed_record(key: str) -> dict | None:
         return _record(file.read(place[2]))
 
 # %% ../nbs/90_records.ipynb #79a1010e
-def load_record(
-    run: Run,
-) -> dict | None:  # None if there is none
+def load_record(run: Run) -> dict | None:  # None if there is none
     "The record of a run, if it is finished: that of this machine, else the committed one"
     record = _own_record(run_folder(run)) or _committed_record(run.key())
     return None if record is None else check_record(record, run)
@@ -159,10 +153,7 @@ def batch_file(
     return outputs() / "records" / f"{profile}.jsonl"
 
 
-def write_batch(
-    profile: str,
-    records: Iterable[Mapping],
-) -> Path:  # the file
+def write_batch(profile: str, records: Iterable[Mapping]) -> Path:  # the file
     "Keep the records of a finished batch, one a line, sorted by key"
     lines = {record["key"]: _line(record) for record in records}
     return write_atomically(batch_file(profile), "".join(lines[key] for key in sorted(lines)))
@@ -188,9 +179,7 @@ def _sound(file: Path, damaged: list[int]) -> Iterator[dict]:
                 damaged += [number] if _record(again.readline()) != record else []
 
 # %% ../nbs/90_records.ipynb #6b44725d
-def each_record(
-    profile: str,
-) -> Iterator[dict]:  # in the order of the file, which is that of the keys
+def each_record(profile: str) -> Iterator[dict]:  # in the order of the file, which is that of the keys
     "The records of a profile, one after another; that there are damaged lines is said at the end"
     file, damaged = batch_file(profile), []
     if not file.is_file():
@@ -207,9 +196,7 @@ def each_record(
         )
 
 
-def read_batch(
-    profile: str,
-) -> list[dict]:  # in the order of the file, which is that of the keys
+def read_batch(profile: str) -> list[dict]:  # in the order of the file, which is that of the keys
     "The records of a profile"
     return [*each_record(profile)]
 
@@ -230,9 +217,7 @@ def sound_batch(
     return records
 
 # %% ../nbs/90_records.ipynb #7164005c
-def lean(
-    record: Mapping,
-) -> dict:  # a copy
+def lean(record: Mapping) -> dict:  # a copy
     "A record of a trial: recall@1 and MAP@R on validation classes"
     curve = record["curves"]["validation"]
     curves = {"validation": {name: curve[name] for name in ("step", "recall@1", "map@r")}}
@@ -358,9 +343,7 @@ def summary(
     return groups.agg(mean="mean", std="std", n="count").reset_index()
 
 # %% ../nbs/90_records.ipynb #5d813891
-def data_note(
-    records: Iterable[Mapping],
-) -> str:  # a sentence; empty if all are strict
+def data_note(records: Iterable[Mapping]) -> str:  # a sentence; empty if all are strict
     "How many of some runs are not on the published data"
     runs = [record["run"] for record in records]
     loose = sum(not run.get("strict_data", True) for run in runs)
@@ -375,9 +358,7 @@ def folder_of(
     return shown(profile) / kind
 
 
-def markdown(
-    table: pd.DataFrame,
-) -> str:  # no final newline
+def markdown(table: pd.DataFrame) -> str:  # no final newline
     "A table as Markdown"
     cells = [[str(c) for c in table.columns], ["---"] * len(table.columns)]
     cells += [["" if pd.isna(v) else str(v) for v in row] for row in table.itertuples(index=False)]

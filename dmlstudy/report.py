@@ -57,9 +57,7 @@ def plain_math(
     return re.sub(r"\$([^$\n]+)\$", inner, text)
 
 
-def html(
-    markdown: str,
-) -> str:  # what is markup in the text is shown, not obeyed
+def html(markdown: str) -> str:  # what is markup in the text is shown, not obeyed
     "Markdown as HTML; wide tables scroll by themselves, with a shadow where they go on"
     import mistune
 
@@ -90,9 +88,7 @@ def stems(
     return sorted(found, key=place)
 
 
-def stem_title(
-    stem: str,
-) -> str:  # such as "Roth et al., Table 4"
+def stem_title(stem: str) -> str:  # such as "Roth et al., Table 4"
     "A stem in words"
     paper, _, rest = stem.partition("_")
     who = {"roth": "Roth et al.", "sec": "SEC"}.get(paper)
@@ -147,9 +143,7 @@ def entry(
     return out
 
 
-def provenance(
-    records: Iterable[Mapping],
-) -> dict[str, str]:  # what -> how many of the runs
+def provenance(records: Iterable[Mapping]) -> dict[str, str]:  # what -> how many of the runs
     "What made the records"
     records = [*records]
     made = [record["made"] for record in records]
@@ -166,9 +160,7 @@ def provenance(
 PAGE = asset("report.html").read_text(encoding="utf-8")  # of jinja2
 
 # %% ../nbs/97_report.ipynb #93d37015
-def write_report(
-    profile: str = "glyphs",
-) -> Path:  # the page
+def write_report(profile: str = "glyphs") -> Path:  # the page
     "Write the page of a profile"
     from jinja2 import Environment
 
@@ -274,10 +266,7 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             run_sync(kernel.shutdown_kernel)(now=True)
 
 # %% ../nbs/97_report.ipynb #cb35a553
-def show(
-    profile: str,
-    out: Callable[[str], None] = print,
-) -> list[Failure]:  # empty if all is well
+def show(profile: str, out: Callable[[str], None] = print) -> list[Failure]:  # empty if all is well
     "Make results.csv, tables, figures and report from the kept records of a profile"
     began = time.perf_counter()
     settings = {r["key"]: setting_of(profile, make_run(r["run"])) for r in each_record(profile)}

@@ -116,9 +116,7 @@ def unpack(
     return n
 
 # %% ../../nbs/13_data.archives.ipynb #abb6f338
-def is_archive(
-    file: Path,
-) -> bool:
+def is_archive(file: Path) -> bool:
     "By its content, or by its name and first bytes if it is a damaged one"
     with open(file, "rb") as f:
         begins = f.read(6).startswith((b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0"))

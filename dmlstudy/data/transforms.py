@@ -102,14 +102,8 @@ TRANSFORMS: dict[str, dict[str, tuple]] = {  # name -> train or test -> steps wi
     "base": {"train": (_CROP, ("flip",)), "test": _TEST[224]},
     "red": {"train": (("resize", 256), ("random_crop", 224), ("flip",)), "test": _TEST[224]},
     "big": {"train": (("random_resized_crop", 256, (0.08, 1.0)), ("flip",)), "test": _TEST[256]},
-    "adv": {
-        "train": (_CROP, ("grey", 0.2), ("jitter", (0.2, 0.2, 0.2, 0.2)), ("flip",)),
-        "test": _TEST[224],
-    },
-    "sec": {
-        "train": (("resize", 256), ("random_resized_crop", 227, (0.16, 1.0)), ("flip",)),
-        "test": _TEST[227],
-    },
+    "adv": {"train": (_CROP, ("grey", 0.2), ("jitter", (0.2, 0.2, 0.2, 0.2)), ("flip",)), "test": _TEST[224]},
+    "sec": {"train": (("resize", 256), ("random_resized_crop", 227, (0.16, 1.0)), ("flip",)), "test": _TEST[227]},
     "simclr": {"train": (_MOST, ("flip",), ("jitter", (0.4, 0.4, 0.4, 0.1), 0.8), ("grey", 0.2)), "test": ()},
     "cifar": {"train": (_MOST, ("flip",)), "test": ()},
     **{

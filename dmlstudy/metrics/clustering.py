@@ -17,14 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..core import generator
-from dmlstudy.metrics.neighbours import (
-    block_rows,
-    distance_keys,
-    first_of_equal,
-    middle_point,
-    product,
-    score_points,
-)
+from .neighbours import block_rows, distance_keys, first_of_equal, middle_point, product, score_points
 
 # %% ../../nbs/72_metrics.clustering.ipynb #070d4efa
 def closest(
@@ -213,25 +206,19 @@ def entropy(
     return float(torch.special.entr(p).sum())
 
 # %% ../../nbs/72_metrics.clustering.ipynb #6a0e52fb
-def mutual_information(
-    t: Contingency,
-) -> float:  # nats
+def mutual_information(t: Contingency) -> float:  # nats
     "What the cluster says about the class"
     total = t.a.sum()
     return max(float((t.n / total * (total * t.n / (t.a[t.row] * t.b[t.column])).log()).sum()), 0.0)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #50723558
-def nmi(
-    t: Contingency,
-) -> float:  # 0 to 1
+def nmi(t: Contingency) -> float:  # 0 to 1
     "Normalised mutual information, by the mean of both entropies"
     h = entropy(t.a) + entropy(t.b)
     return 1.0 if h == 0 else min(2 * mutual_information(t) / h, 1.0)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #f189a881
-def expected_mutual_information(
-    t: Contingency,
-) -> float:  # nats
+def expected_mutual_information(t: Contingency) -> float:  # nats
     "Mean mutual information of two random partitions with these sizes"
     total = t.a.sum()
     (a, times_a), (b, times_b) = t.a.unique(return_counts=True), t.b.unique(return_counts=True)
@@ -255,9 +242,7 @@ def log_binomial(
     return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma((n - k).clamp(min=0) + 1)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #a3a09969
-def ami(
-    t: Contingency,
-) -> float:  # 1: equal partitions; 0: as good as chance
+def ami(t: Contingency) -> float:  # 1: equal partitions; 0: as good as chance
     "Mutual information over that of chance, normalised by the mean of both entropies"
     if len(t.n) == len(t.a) == len(t.b):  # the same partition
         return 1.0
@@ -266,9 +251,7 @@ def ami(
     return (mutual_information(t) - expected) / math.copysign(max(abs(room), 2.0**-52), room)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #db208867
-def f1(
-    t: Contingency,
-) -> float:  # 0 to 1
+def f1(t: Contingency) -> float:  # 0 to 1
     "F1 over pairs of images: in one class against in one cluster"
     together, class_pairs, cluster_pairs = (float((size * (size - 1)).sum()) for size in (t.n, t.a, t.b))
     both = class_pairs + cluster_pairs
