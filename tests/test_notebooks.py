@@ -50,7 +50,6 @@ LONGEST, MEDIAN, LIBRARY = 47, 17, 12_200
 HIDDEN = {
     "03_look": {"AROUND", "RIGHT", "printed_line", "fix_layout"},
     "93_tables": {"PUBLISHED", "NAMES", "RULES", "write_comparison"},
-    "95_claims": {"TESTS", "COLOURS"},
     "97_report": {"PAGE", "DRAWN", "stem_title", "paper_notebooks", "entry", "provenance", "collect", "show"},
 }
 
