@@ -82,9 +82,8 @@ def _unpack(archive: Path, stage: Path, most: float) -> int:  # files written
         if why := [words for words, is_so in wrong.items() if is_so]:
             raise ValueError(f"{archive} was not unpacked: its member {name[:80]!r} {why[0]}")
         if total > most:
-            raise ValueError(
-                f"{archive} was not unpacked: it holds more than {most / 1e6:,.0f} MB, which cannot be right"
-            )
+            why = f"it holds more than {most / 1e6:,.0f} MB, which cannot be right"
+            raise ValueError(f"{archive} was not unpacked: {why}")
         if total > free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (stage / path if kind == "folder" else (stage / path).parent).mkdir(parents=True, exist_ok=True)
@@ -124,10 +123,8 @@ def is_archive(file: Path) -> bool:
     return bool(begins or named) or tarfile.is_tarfile(file) or zipfile.is_zipfile(file)
 
 
-def checksums(
-    path: str | Path,  # a file
-) -> dict[str, str]:  # md5 and sha256, hexadecimal
-    "The digests of a file"
+def checksums(path: str | Path) -> dict[str, str]:  # md5 and sha256, hexadecimal
+    "The digests of a file, hexadecimal"
     digests = {"md5": hashlib.md5(usedforsecurity=False), "sha256": hashlib.sha256()}
     with open(path, "rb") as f:
         while chunk := f.read(1 << 20):
