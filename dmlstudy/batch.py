@@ -32,10 +32,8 @@ from .records import StaleRecord, load_record, outputs, recorded, run_folder, sa
 from .study import PROFILES, Job, jobs_of
 
 # %% ../nbs/96_batch.ipynb #1759b126
-def is_locked(
-    file: Path,  # of a lock; may not exist
-) -> bool:
-    "Does a living process hold a lock?"
+def is_locked(file: Path) -> bool:
+    "Does a living process hold a lock? Its file may not exist"
     if not file.exists():
         return False
     try:
@@ -63,10 +61,8 @@ def _own_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def is_stopped(
-    batch: str | None,  # its id, the name of its folder; None: no batch
-) -> bool:
-    "Was the batch stopped, or did its process die?"
+def is_stopped(batch: str | None) -> bool:
+    "Was a batch stopped, or did its process die? None: there is no batch"
     return batch is not None and not is_locked(outputs() / "live" / batch / "lock")
 
 # %% ../nbs/96_batch.ipynb #30cd5f60
@@ -78,10 +74,8 @@ def _note(run: Run, event: str, error: str | None = None) -> None:
         file.write(line + "\n")
 
 
-def history(
-    run: Run | Path,  # or its folder
-) -> list[dict]:  # event, error, batch, pid, time; oldest first
-    "The journal of a run"
+def history(run: Run | Path) -> list[dict]:  # event, error, batch, pid, time; oldest first
+    "The journal of a run, or of a run's folder"
     file = (run_folder(run) if isinstance(run, Run) else run) / "journal.jsonl"
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
     events = []
@@ -91,11 +85,8 @@ def history(
     return [event for event in events if isinstance(event, dict) and "event" in event]
 
 
-def given_up(
-    run: Run,  # that nobody is training now
-    batch: str | None,  # its id
-) -> str | None:  # why; None if it may be tried
-    "Has a batch tried a run in vain?"
+def given_up(run: Run, batch: str | None) -> str | None:  # why; None if it may be tried
+    "Has a batch tried a run in vain that nobody is training now?"
     events = [e for e in history(run) if batch is not None and e.get("batch") == batch]
     failed = [e.get("error") or "it failed" for e in events if e["event"] == "failed"]
     if failed:
@@ -116,19 +107,15 @@ def _attempt(run: Run, **options) -> dict | None:
     if (record := load_record(run)) is not None:
         return record
     run_folder(run).mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run_folder(run) / "lock", timeout=0)
     try:
-        lock.acquire()
+        with FileLock(run_folder(run) / "lock", timeout=0):
+            if (record := load_record(run)) is None:  # not finished in between
+                if why := given_up(run, os.environ.get("DMLSTUDY_BATCH")):
+                    raise FailedRuns(why)
+                record = _train(run, **options)
+            return record
     except Timeout:
         return None
-    try:
-        if (record := load_record(run)) is not None:  # finished in between
-            return record
-        if why := given_up(run, os.environ.get("DMLSTUDY_BATCH")):
-            raise FailedRuns(why)
-        return _train(run, **options)
-    finally:
-        lock.release()
 
 # %% ../nbs/96_batch.ipynb #6b23fd99
 def _train(run: Run, **options) -> dict:
@@ -171,9 +158,7 @@ class _Watch:
         self.tell(step=step, **{f"{split} recall@1": part.get("recall@1") for split, part in values.items()})
 
 
-def explained(
-    error: BaseException,
-) -> str:  # kind and message, and whether the disk is full
+def explained(error: BaseException) -> str:  # kind and message, and whether the disk is full
     "An error in one sentence"
     text = f"{type(error).__name__}: {error}"
     if "in DataLoader worker process" in text:  # its whole traceback, of which the end says what is wrong
@@ -184,11 +169,8 @@ def explained(
     return text
 
 # %% ../nbs/96_batch.ipynb #ef66a259
-def records_for(
-    runs: Sequence[Run],
-    **options,  # of `fit`
-) -> list[dict]:  # their records, in the same order
-    "The records of runs, each read if it is there, else trained; failures are raised when all others are done"
+def records_for(runs: Sequence[Run], **options) -> list[dict]:  # their records, in the same order
+    "The records of runs, read or trained with options of `fit`; failures are raised when all others are done"
     found, failed, waiting = {}, {}, [*dict.fromkeys(runs)]
     while waiting:
         for run in waiting:
@@ -209,10 +191,7 @@ def records_for(
     return [found[run] for run in runs]
 
 
-def record_for(
-    run: Run,
-    **options,  # of `fit`
-) -> dict:
+def record_for(run: Run, **options) -> dict:
     "The record of one run"
     return records_for([run], **options)[0]
 
@@ -256,12 +235,7 @@ def _environment(batch: str | None) -> dict[str, str]:
 _kernels: set = set()  # of this process, to end them on Ctrl-C
 
 
-def execute_copy(
-    source: Path,  # a notebook with a cell of parameters
-    target: Path,  # where the executed copy goes
-    parameters: Mapping,
-    batch: str | None = None,  # id of the batch, if it is part of one
-) -> None:
+def execute_copy(source: Path, target: Path, parameters: Mapping, batch: str | None = None) -> None:
     "Execute a copy of a notebook; an error in a cell is raised, and kept in the copy, with a log of the process"
     import logging
 
@@ -305,10 +279,8 @@ def _end_kernels(kernels: Iterable | None = None) -> None:
             os.kill(kernel.provisioner.pid, signal.SIGKILL)
 
 
-def what_broke(
-    error: Exception,  # raised by `execute_copy`
-) -> str:  # kind and message
-    "What ended the execution of a notebook"
+def what_broke(error: Exception) -> str:  # kind and message
+    "What ended the execution of a notebook by `execute_copy`"
     if hasattr(error, "evalue"):  # of a cell
         return f"{error.ename}: {error.evalue}"
     if type(error).__name__ == "DeadKernelError":
@@ -328,11 +300,9 @@ class Failure:
 
 # %% ../nbs/96_batch.ipynb #02e3bd8d
 def execute(
-    job: Job,
-    places: Mapping[str, str] | None = None,  # where the study is, for workers of a cluster; None: as in this process
-    batch: str | None = None,  # id of the batch
+    job: Job, places: Mapping[str, str] | None = None, batch: str | None = None
 ) -> list[Failure]:  # empty if all is well
-    "Execute an experiment notebook over its runs, until each is recorded or has failed"
+    "Execute an experiment notebook (of a study at `places`), until each of its runs is recorded or has failed"
     if places and places != _places():  # a thread of the process that asks finds all as it should be
         os.environ.update(places)
     source, runs, tried = notebooks() / "experiments" / f"{job.experiment}.ipynb", job.runs(), None
@@ -361,9 +331,7 @@ def _job_name(job: Job) -> str:
     return f"{job.experiment}, {job.dataset}, seed {job.seed}"
 
 # %% ../nbs/96_batch.ipynb #5d78f25d
-def typical(
-    records: Iterable[Mapping],
-) -> Callable[[Run], float]:  # seconds
+def typical(records: Iterable[Mapping]) -> Callable[[Run], float]:  # seconds
     "How long a run takes: as those of the same kind took, else a guess by its steps"
     took: dict[tuple, list[float]] = {}
     for record in records:
@@ -393,13 +361,8 @@ def _kinds(run: Mapping) -> tuple[tuple, tuple]:
 _START_UP = 6.0  # seconds, of a kernel, torch and a data set
 
 
-def shards(
-    jobs: Iterable[Job],
-    wanted: Iterable[Run],  # those that are not recorded
-    workers: int,
-    seconds: Callable[[Run], float],  # as from `typical`
-) -> list[Job]:  # that need `wanted`, longest first
-    "Cut jobs into executions of a good length"
+def shards(jobs: Iterable[Job], wanted: Iterable[Run], workers: int, seconds: Callable[[Run], float]) -> list[Job]:
+    "Cut jobs into executions of a good length that need the wanted runs, longest first"
     wanted, pieces = set(wanted), []
     for job in jobs:
         costs, runs = {}, job.runs()
@@ -428,9 +391,7 @@ def _deal(costs: Mapping[str, float], parts: int) -> list[list[str]]:
     return [names for _, names in shares if names]
 
 # %% ../nbs/96_batch.ipynb #73ceae91
-def local_workers(
-    workers: int,
-) -> Executor:
+def local_workers(workers: int) -> Executor:
     "Workers on this machine"
     devices = _devices()
     free = [devices[i % len(devices)] if devices else None for i in range(workers)]
@@ -532,9 +493,7 @@ def _watch(futures: Mapping[Future, Job], progress: "Progress") -> list[Failure]
     return failures
 
 # %% ../nbs/96_batch.ipynb #e3174471
-def duration(
-    seconds: float,
-) -> str:  # 45 s, 12:05 min, 3:07 h
+def duration(seconds: float) -> str:  # 45 s, 12:05 min, 3:07 h
     "A time for reading"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 1:
@@ -606,9 +565,7 @@ def _step(run: Run) -> str:
     return ", ".join(words)
 
 # %% ../nbs/96_batch.ipynb #f11d0cb2
-def failure_table(
-    failures: Sequence[Failure],
-) -> str:  # lines of text
+def failure_table(failures: Sequence[Failure]) -> str:  # lines of text
     "What failed, why, and where to look"
     groups: dict[tuple, list[str]] = {}
     for failure in failures:
@@ -622,9 +579,7 @@ def failure_table(
     return "\n".join([*lines, "", "The same command tries these again, and nothing that is recorded"])
 
 # %% ../nbs/96_batch.ipynb #a2c18f0a
-def plan_file(
-    profile: str,
-) -> Path:
+def plan_file(profile: str) -> Path:
     "Where the plan of a profile's batch is"
     return outputs() / "batches" / f"{profile}.json"
 
@@ -643,10 +598,8 @@ def _read_plan(profile: str) -> dict[str, list[str]]:
         return _plan(profile)
 
 # %% ../nbs/96_batch.ipynb #8330734b
-def batch_status(
-    profile: str | None = None,  # None: all that have records or were begun here
-) -> dict[str, dict]:  # profile -> (experiment, data set) -> [runs, recorded, being trained, failed]
-    "How far the batches of this folder are"
+def batch_status(profile: str | None = None) -> dict[str, dict]:
+    "Profile (None: all begun here) -> (experiment, data set) -> [runs, recorded, being trained, failed]"
     files = [*(outputs() / "batches").glob("*.json"), *(outputs() / "records").glob("*.jsonl")]
     begun = [name for name in PROFILES if name in {file.stem for file in files}]
     out: dict[str, dict] = {}
@@ -659,10 +612,8 @@ def batch_status(
     return out
 
 
-def state_of(
-    key: str,  # of a run
-) -> str | None:  # recorded, training or failed; None: not begun
-    "What is known of a run, without reading its record"
+def state_of(key: str) -> str | None:  # recorded, training or failed; None: not begun
+    "What is known of a run from its key, without reading its record"
     folder = outputs() / "runs" / key
     if recorded(key):
         return "recorded"
@@ -671,9 +622,7 @@ def state_of(
     return "training" if events[-1]["event"] == "begun" and is_locked(folder / "lock") else "failed"
 
 # %% ../nbs/96_batch.ipynb #3d882c65
-def gather(
-    jobs: Iterable[Job],
-) -> list[dict]:  # records of all finished runs, each once, in the order of the jobs
+def gather(jobs: Iterable[Job]) -> list[dict]:  # records of all finished runs, each once, in the order of the jobs
     "The records of a batch"
     return [*_look(run for job in jobs for run in job.runs())[0].values()]
 
@@ -690,11 +639,8 @@ def fresh_outputs() -> Iterator[None]:
         os.environ.update({"DMLSTUDY_OUTPUTS": before} if before else {})
 
 
-def differences(
-    before: Mapping,  # a record
-    after: Mapping,
-) -> dict[str, float]:  # such as test/nmi -> the largest absolute difference; only what differs
-    "Which values of a record differ from those of an earlier one"
+def differences(before: Mapping, after: Mapping) -> dict[str, float]:
+    "The largest absolute difference of each value, such as test/nmi, that is not the same in two records"
     import numpy as np
 
     out = {}
@@ -709,10 +655,8 @@ def differences(
     return out
 
 # %% ../nbs/96_batch.ipynb #8091a2b3
-def take_fresh(
-    jobs: Iterable[Job],
-) -> dict[str, dict[str, float]]:  # run -> as from `differences`; only runs that differ
-    "Let the runs of a fresh batch take the place of those recorded before; which values differ"
+def take_fresh(jobs: Iterable[Job]) -> dict[str, dict[str, float]]:
+    "Let the runs of a fresh batch take the place of those recorded before; the `differences` of those that differ"
     runs, changed = [*dict.fromkeys(run for job in jobs for run in job.runs())], {}
     before, _ = _look(runs)
     with fresh_outputs():

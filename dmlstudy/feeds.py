@@ -40,9 +40,7 @@ def _data(dataset: str, decoded: bool, folder: Path | None, strict: bool) -> Dat
     return make_data(dataset, folder, strict, decoded)
 
 
-def data_of(
-    run: Run,
-) -> Data:  # of images on disk with strict_data=False without those that cannot be read
+def data_of(run: Run) -> Data:  # of images on disk with strict_data=False without those that cannot be read
     "The data set of a run, read once for as long as the environment names the same folder"
     lookup("way to read pixels", run.pixels, PIXELS)  # a misspelt one is no request for the decoded copy
     if run.dataset in RECIPES:
@@ -50,9 +48,7 @@ def data_of(
     return _data(run.dataset, run.pixels != "files", data_dir(), run.strict_data)
 
 
-def splits_of(
-    run: Run,
-) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
+def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
     "The splits of a run"
     data, parts = data_of(run), ("test", "query", "gallery")
     if run.fold is None:
@@ -69,20 +65,13 @@ def _views_of(run: Run) -> int:  # 1 for methods that learn from labels
     return lookup("method", run.method, METHODS).views
 
 
-def _own_classes(
-    x: Tensor,  # views of images, (B, V, ...)
-    indices: Tensor,  # numbers of the images, (B,)
-) -> tuple[Tensor, Tensor]:  # inputs (B V, ...), labels (B V,)
-    "Views side by side, labelled with the numbers of their images"
+def _own_classes(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:  # inputs (B V, ...), labels (B V,)
+    "Views (B, V, ...) side by side, labelled with the numbers of their images"
     return x.flatten(0, 1), indices.repeat_interleave(x.shape[1])
 
 # %% ../nbs/68_feeds.ipynb #44e5cb06
-def in_pieces(
-    function: Callable,  # of a tensor (n, ...)
-    x: Tensor,  # (N, ...)
-    size: int = 2048,  # rows at a time
-) -> Tensor:  # (N, ...)
-    "A function of many rows, some at a time, without gradients"
+def in_pieces(function: Callable, x: Tensor, size: int = 2048) -> Tensor:  # (N, ...)
+    "A function of many rows (N, ...), some at a time, without gradients"
     with torch.no_grad():
         return torch.cat([function(x[i : i + size]) for i in range(0, len(x), size)])
 
@@ -116,12 +105,9 @@ _PIECE = 8  # photographs that pass the stem together
 
 
 def _pieces(
-    images: Files,
-    net: torch.nn.Module,  # in evaluation mode
-    transform: Callable,  # image -> input
-    first: int = 0,  # photographs that are done, a multiple of _PIECE
+    images: Files, net: torch.nn.Module, transform: Callable, first: int = 0
 ) -> Iterator[np.ndarray]:  # float16 (n, 2, ...)
-    "Stem features of photographs and their mirror images, some at a time"
+    "Stem features of photographs and their mirror images, some at a time; `first` is a multiple of _PIECE"
     device = next(net.parameters()).device
     said = f"stem features of {len(images):,} photographs"
     shown = dict(unit=f"x {_PIECE}", mininterval=5, disable=len(images) < 500, leave=False)
@@ -166,10 +152,8 @@ def _embedded_inputs(run: Run, splits: Mapping[str, Split], device: torch.device
     "Stem features of the splits of an embedded set"
     whole, data = _stem_features(run.dataset, run.model, run.weights, str(device)), data_of(run)
     rows = lambda split: _rows(split, data.train)
-    return {
-        part: whole["train"][rows(split)] if part in ("train", "validation") else whole[part]
-        for part, split in splits.items()
-    }
+    own = lambda part: whole["train"][rows(splits[part])] if part in ("train", "validation") else whole[part]
+    return {part: own(part) for part in splits}
 
 
 def _file_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) -> dict[str, Tensor]:
@@ -177,9 +161,8 @@ def _file_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) ->
     train, test = (make_transform(run.transform, flag, run.model) for flag in (True, False))
     if train.steps != (*test.steps, ("flip",)):
         fit = "a transform that mirrors at most, such as 'squash128', or train_stem=True"
-        raise ValueError(
-            f"a frozen stem sees a photograph and its mirror image alone: use {fit}; got {run.transform!r}"
-        )
+        seen = "a frozen stem sees a photograph and its mirror image alone"
+        raise ValueError(f"{seen}: use {fit}; got {run.transform!r}")
     first = splits["train"].images
     paths = sorted({name for split in splits.values() for name in split.images.paths})
     place = {name: i for i, name in enumerate(paths)}
@@ -192,12 +175,7 @@ def _file_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) ->
 class Feed:
     "Stem features, or images of an embedded set: all in memory, on the run's device"
 
-    def __init__(
-        self,
-        run: Run,
-        splits: Mapping[str, Split],
-        device: torch.device,
-    ):
+    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device):
         self.stem, self.seed, self.views = not run.train_stem, run.seed, _views_of(run)
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
         self.classes = len(splits["train"].class_names)
@@ -210,11 +188,7 @@ class Feed:
             asked = f"{run.method} asks for {self.views} different views of an image"
             raise ValueError(f"{asked}, and {run.dataset} holds {held} of each")
 
-    def batch(
-        self,
-        indices: Tensor,  # (B,), of training images
-        rng: torch.Generator,  # chooses the views
-    ) -> tuple[Tensor, Tensor]:  # inputs (B V, ...), labels (B V,)
+    def batch(self, indices: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:  # inputs (B V, ...), labels (B V,)
         "Training images, each in one of its views, or in V different ones"
         x = self.inputs["train"]
         if self.views > 1:
@@ -270,25 +244,14 @@ class FileFeed:
 
     stem = False
 
-    def __init__(
-        self,
-        run: Run,
-        splits: Mapping[str, Split],
-        device: torch.device,
-        workers: int = 0,  # processes that decode; 0: this one
-    ):
+    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, workers: int = 0):
         self.splits, self.device, self.workers, self.seed = splits, device, workers, run.seed
         self.views = _views_of(run)
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
         self.classes = len(splits["train"].class_names)
         self.transform = {train: make_transform(run.transform, train, run.model) for train in (True, False)}
 
-    def load(
-        self,
-        view: Callable,  # split -> map-style data set
-        part: str,  # name of a split
-        **how,  # of the loader
-    ) -> DataLoader:
+    def load(self, view: Callable, part: str, **how) -> DataLoader:
         "A loader whose workers draw nothing from the global generator"
         own = generator(self.seed, "loader", part)
         cuda = self.device.type == "cuda"
@@ -315,13 +278,7 @@ class FileFeed:
 class BatchFeed(FileFeed):
     "Images of the decoded copy, augmented a batch at a time on the run's device"
 
-    def __init__(
-        self,
-        run: Run,
-        splits: Mapping[str, Split],
-        device: torch.device,
-        workers: int = 0,  # processes that read; 0: this one
-    ):
+    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, workers: int = 0):
         super().__init__(run, splits, device, workers)
         try:
             self.transform = {train: BatchTransform(one) for train, one in self.transform.items()}
@@ -356,13 +313,8 @@ def reader_processes() -> int:
     return max(1, min(8, cores // sharing))
 
 
-def feed_of(
-    run: Run,
-    splits: Mapping[str, Split],
-    device: torch.device,
-    workers: int = 0,  # processes that decode images on disk
-) -> Feed | FileFeed:
-    "The feed that suits data set and network; the two must go together"
+def feed_of(run: Run, splits: Mapping[str, Split], device: torch.device, workers: int = 0) -> Feed | FileFeed:
+    "The feed that suits data set and network, which must go together; `workers` processes decode images on disk"
     if not run.model.startswith("timm:"):
         lookup("model", run.model, MODELS)
     lookup("way to read pixels", run.pixels, PIXELS)

@@ -19,11 +19,8 @@ from .core import lookup
 from .distances import check_batch, distances, pair_masks, settings, squared_distances, unit
 
 # %% ../nbs/40_miners.ipynb #fce6b61b
-def uniforms(
-    f: Tensor,  # embeddings, (B, D)
-    generator: torch.Generator,  # on f's device or on the CPU
-) -> Tensor:  # (3, B), float64 in [0, 1), on f's device
-    "Three random numbers for each sample"
+def uniforms(f: Tensor, generator: torch.Generator) -> Tensor:  # (3, B), float64 in [0, 1), on f's device
+    "Three random numbers for each sample of f, from a generator on f's device or on the CPU"
     u = torch.rand(3, len(f), dtype=torch.float64, generator=generator, device=generator.device)
     return u.to(f.device, non_blocking=True)
 
@@ -67,10 +64,7 @@ class Miner:
 class AllTriplets:
     "The valid triplets of a batch as a sequence that is not stored: it has a length and can be indexed"
 
-    def __init__(
-        self,
-        labels: Tensor,  # (B,), integers
-    ):
+    def __init__(self, labels: Tensor):
         self.order = labels.argsort(stable=True)
         ordered = labels[self.order]
         self.start = torch.searchsorted(ordered, labels)
@@ -83,10 +77,7 @@ class AllTriplets:
         "How many there are"
         return int(self.until[-1]) if len(self.until) else 0
 
-    def __getitem__(
-        self,
-        ranks: Tensor,  # (T,), int64, each in [0, len)
-    ) -> tuple[Tensor, Tensor, Tensor]:  # anchors, positives, negatives
+    def __getitem__(self, ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # anchors, positives, negatives
         "The triplets of these numbers, counted anchor by anchor"
         a = torch.searchsorted(self.until, ranks, right=True)
         within = ranks - self.until[a] + ((self.size - 1) * self.n_negatives)[a]
@@ -124,11 +115,9 @@ class AllMiner(Miner):
 
 # %% ../nbs/40_miners.ipynb #cd680197
 def distinct_ranks(
-    total: int,  # draw from 0 ... total - 1
-    size: int,  # how many, at most total
-    generator: torch.Generator,  # where it draws
+    total: int, size: int, generator: torch.Generator
 ) -> Tensor:  # (size,), int64, on the generator's device, in random order
-    "Uniform draws without replacement, at a cost that does not grow with `total`"
+    "Uniform draws from 0 ... total - 1 without replacement, at a cost that does not grow with `total`"
     options = {"generator": generator, "device": generator.device}
     if total <= 4 * size:
         return torch.randperm(total, **options)[:size]
@@ -171,41 +160,27 @@ class RandomMiner(Miner):
 
 # %% ../nbs/40_miners.ipynb #f72f41be
 def draw_columns(
-    weights: Tensor,  # (B, B), bool or int64, at least 0, with row sums below 2⁵²
-    u: Tensor,  # (B,), float64 in [0, 1)
+    weights: Tensor, u: Tensor
 ) -> tuple[Tensor, Tensor]:  # columns (B,), int64; whether the row had any weight (B,), bool
-    "Draw a column for each row with probability in proportion to its weight"
+    "Draw a column for each row in proportion to its weight (B, B), at least 0 with row sums below 2⁵², by u (B,)"
     up_to = weights.cumsum(1)
     total = up_to[:, -1]
     column = torch.searchsorted(up_to, (u * total).long()[:, None], right=True)[:, 0]
     return column.clamp(max=weights.shape[1] - 1), total > 0
 
 
-def preferred(
-    wanted: Tensor,  # (B, B), bool, a part of `allowed`
-    allowed: Tensor,  # (B, B), bool
-) -> Tensor:  # (B, B), bool
+def preferred(wanted: Tensor, allowed: Tensor) -> Tensor:  # (B, B), bool
     "The wanted entries of each row, or all that are allowed where none is wanted"
     return wanted | (allowed & ~wanted.any(1, keepdim=True))
 
 # %% ../nbs/40_miners.ipynb #8701e715
-def drop_empty(
-    keep: Tensor,  # (B,), bool: anchors that have a triplet
-    p: Tensor,  # (B,) positive of each sample
-    n: Tensor,  # (B,) negative of each sample
-) -> tuple[Tensor, Tensor, Tensor]:  # anchors, positives, negatives
+def drop_empty(keep: Tensor, p: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # anchors, positives, negatives
     "The triplets of the anchors that are kept"
     a = keep.nonzero()[:, 0]
     return a, p[a], n[a]
 
 # %% ../nbs/40_miners.ipynb #dcfb2179
-def next_negatives(
-    d: Tensor,  # (B, B) distances
-    negatives: Tensor,  # (B, B), bool
-    a: Tensor,  # (T,) anchors, each with a negative
-    p: Tensor,  # (T,) positives
-    few: int = 8,  # sort only if there are more pairs than this for each sample
-) -> Tensor:  # (T,), int64
+def next_negatives(d: Tensor, negatives: Tensor, a: Tensor, p: Tensor, few: int = 8) -> Tensor:  # (T,), int64
     "For each pair the nearest negative that is farther than the positive, else the farthest negative"
     if len(a) > few * len(d):
         ordered, column = d.masked_fill(~negatives, torch.inf).sort(dim=1, stable=True)
@@ -283,19 +258,14 @@ class SofthardMiner(Miner):
         return drop_empty(has_p & has_n, p, n)
 
 # %% ../nbs/40_miners.ipynb #6f52d7ca
-def log_q(
-    squared: Tensor,  # squared distances on the unit sphere, any shape
-    dim: int,  # dimension D of the embedding
-) -> Tensor:  # same shape; finite unless d = 0
-    "log of d^(D-2) (1-d²/4)^((D-3)/2): the density of distances on the sphere, up to its constant"
+def log_q(squared: Tensor, dim: int) -> Tensor:  # same shape; finite unless d = 0
+    "log of d^(D-2) (1-d²/4)^((D-3)/2): the density of squared distances on the sphere, up to its constant"
     inside = (1 - squared / 4).clamp(min=torch.finfo(squared.dtype).eps)
     return squared.log().mul_((dim - 2) / 2).add_(inside.log_(), alpha=(dim - 3) / 2)
 
 # %% ../nbs/40_miners.ipynb #4b369583
-def log_z(
-    dim: int,  # dimension D of the embedding, at least 2
-) -> float:  # log of the integral of exp(log_q) over 0 < d < 2
-    "The constant of the density"
+def log_z(dim: int) -> float:  # log of the integral of exp(log_q) over 0 < d < 2
+    "The constant of the density in D dimensions: log of the integral of exp(log_q) over 0 < d < 2"
     return (dim - 2) * math.log(2) + 2 * math.lgamma((dim - 1) / 2) - math.lgamma(dim - 1)
 
 # %% ../nbs/40_miners.ipynb #c044b89c
@@ -339,12 +309,8 @@ class DistanceMiner(Miner):
         self.singletons = lookup("rule for singletons", singletons, ("self", "drop"))
         self.normalize = normalize
 
-    def weights(
-        self,
-        f: Tensor,  # embeddings, raw, (B, D)
-        negatives: Tensor,  # (B, B), bool
-    ) -> Tensor:  # (B, B), at least 0, largest of a row 1; a row of zeros where there is no negative
-        "How likely each negative is for each anchor, up to a factor for each row"
+    def weights(self, f: Tensor, negatives: Tensor) -> Tensor:
+        "How likely each negative is for each anchor, the largest of a row 1; a row of zeros where there is none"
         d2 = squared_distances(unit(f) if self.normalize else f)
         if self.upper_cutoff is not None:
             negatives = preferred(negatives & (d2 <= self.upper_cutoff**2), negatives)

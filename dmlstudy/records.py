@@ -31,9 +31,7 @@ def outputs() -> Path:  # may not exist yet
     return Path(os.environ.get("DMLSTUDY_OUTPUTS") or root() / "outputs").resolve()
 
 # %% ../nbs/90_records.ipynb #d903d94d
-def shown(
-    profile: str,
-) -> Path:  # folder of results.csv, tables, figures and report
+def shown(profile: str) -> Path:  # folder of results.csv, tables, figures and report
     "The study's own profile is shown in `outputs/`, others in a folder of their name"
     return outputs() if profile == "glyphs" else outputs() / profile
 
@@ -42,9 +40,7 @@ class StaleRecord(ValueError):
     "A record that answers another question than the one asked"
 
 
-def run_folder(
-    run: Run,
-) -> Path:  # may not exist yet
+def run_folder(run: Run) -> Path:  # may not exist yet
     "Where a run leaves its files"
     return outputs() / "runs" / run.key()
 
@@ -64,10 +60,8 @@ def _line(record: Mapping) -> str:  # the key first, where `_places` looks for i
     return json.dumps({"key": record["key"], **{k: record[k] for k in sorted(record)}}, separators=(",", ":")) + "\n"
 
 # %% ../nbs/90_records.ipynb #c8d4fb38
-def save_record(
-    record: Mapping,  # as from `fit`
-) -> Path:  # the file
-    "Keep the record of a finished run"
+def save_record(record: Mapping) -> Path:  # the file
+    "Keep the record of a finished run, as from `fit`"
     return write_atomically(run_folder(make_run(record["run"])) / "record.json", _line(record))
 
 # %% ../nbs/90_records.ipynb #8cca623f
@@ -86,11 +80,8 @@ def _own_record(folder: Path) -> dict | None:
     return record
 
 # %% ../nbs/90_records.ipynb #dd073ad6
-def check_record(
-    record: Mapping,
-    run: Run,  # whose record it should be
-) -> dict:  # the record
-    "Refuse a record of other settings; a field that is newer than the record has its default there"
+def check_record(record: Mapping, run: Run) -> dict:  # the record
+    "Refuse a record of other settings than a run's; a field that is newer than the record has its default there"
     asked, found = asdict(run), {**asdict(Run()), **record["run"]}
     if wrong := sorted(name for name in asked.keys() | found.keys() if asked.get(name, "") != found.get(name, "")):
         told = ", ".join(f"{name}: asked {asked.get(name)!r}, recorded {found.get(name)!r}" for name in wrong)
@@ -129,18 +120,14 @@ def _committed_record(key: str) -> dict | None:
         return _record(file.read(place[2]))
 
 # %% ../nbs/90_records.ipynb #79a1010e
-def load_record(
-    run: Run,
-) -> dict | None:  # None if there is none
+def load_record(run: Run) -> dict | None:  # None if there is none
     "The record of a run, if it is finished: that of this machine, else the committed one"
     record = _own_record(run_folder(run)) or _committed_record(run.key())
     return None if record is None else check_record(record, run)
 
 
-def recorded(
-    run: Run | str,  # or its key
-) -> bool:  # without a look at whether it is the right one, which `load_record` takes
-    "Is the run finished?"
+def recorded(run: Run | str) -> bool:  # without a look at whether it is the right one, which `load_record` takes
+    "Is the run, or that of a key, finished? `load_record` looks whether it is the right one"
     key = run if isinstance(run, str) else run.key()
     return _own_record(outputs() / "runs" / key) is not None or _committed(key) is not None
 
@@ -152,17 +139,12 @@ def recorded_keys() -> set[str]:
     return own.union(*(_places(file, (s.st_ino, s.st_size, s.st_mtime_ns)) for file, s in files))
 
 # %% ../nbs/90_records.ipynb #71c2d7bd
-def batch_file(
-    profile: str,  # name of a profile
-) -> Path:
+def batch_file(profile: str) -> Path:
     "Where the records of a profile are kept together"
     return outputs() / "records" / f"{profile}.jsonl"
 
 
-def write_batch(
-    profile: str,
-    records: Iterable[Mapping],
-) -> Path:  # the file
+def write_batch(profile: str, records: Iterable[Mapping]) -> Path:  # the file
     "Keep the records of a finished batch, one a line, sorted by key"
     lines = {record["key"]: _line(record) for record in records}
     return write_atomically(batch_file(profile), "".join(lines[key] for key in sorted(lines)))
@@ -188,9 +170,7 @@ def _sound(file: Path, damaged: list[int]) -> Iterator[dict]:
                 damaged += [number] if _record(again.readline()) != record else []
 
 # %% ../nbs/90_records.ipynb #6b44725d
-def each_record(
-    profile: str,
-) -> Iterator[dict]:  # in the order of the file, which is that of the keys
+def each_record(profile: str) -> Iterator[dict]:  # in the order of the file, which is that of the keys
     "The records of a profile, one after another; that there are damaged lines is said at the end"
     file, damaged = batch_file(profile), []
     if not file.is_file():
@@ -207,9 +187,7 @@ def each_record(
         )
 
 
-def read_batch(
-    profile: str,
-) -> list[dict]:  # in the order of the file, which is that of the keys
+def read_batch(profile: str) -> list[dict]:  # in the order of the file, which is that of the keys
     "The records of a profile"
     return [*each_record(profile)]
 
@@ -230,9 +208,7 @@ def sound_batch(
     return records
 
 # %% ../nbs/90_records.ipynb #7164005c
-def lean(
-    record: Mapping,
-) -> dict:  # a copy
+def lean(record: Mapping) -> dict:  # a copy
     "A record of a trial: recall@1 and MAP@R on validation classes"
     curve = record["curves"]["validation"]
     curves = {"validation": {name: curve[name] for name in ("step", "recall@1", "map@r")}}
@@ -244,13 +220,15 @@ _BETTER = ("recall@", "coarse_recall@", "map", "r_precision", "nmi", "ami", "f1"
 _PARTS = (("test", ""), ("visits", "visits/"), ("train", "train/"), ("validation", "validation/"))
 
 
-def _chosen_at(curves: Mapping, selection: str) -> tuple[str, int] | None:
-    "The curve that a rule looks at, and the place in it; None if there was no validation"
-    judge = {"validation": "validation", "best_test": "test", "last": "train"}[selection]
-    if judge not in curves:
-        return None
-    scores = curves[judge]["recall@1"]
-    return judge, len(scores) - 1 if selection == "last" else max(range(len(scores)), key=scores.__getitem__)
+def _chosen_at(record: Mapping, selection: str) -> tuple[int, int] | tuple[None, None]:  # None: no validation
+    "The place in the curves that a rule looks at, and its step"
+    lookup("selection", selection, SELECTIONS)
+    curve = record["curves"].get({"validation": "validation", "best_test": "test", "last": "train"}[selection])
+    if curve is None:
+        return None, None
+    scores = curve["recall@1"]
+    at = len(scores) - 1 if selection == "last" else max(range(len(scores)), key=scores.__getitem__)
+    return at, curve["step"][at]
 
 
 def selected(
@@ -258,14 +236,12 @@ def selected(
     selection: str = "validation",  # one of SELECTIONS
 ) -> dict[str, float]:  # metric -> value; of training images train/<metric>; the step; {} if there was no validation
     "The values of a run under a rule"
-    lookup("selection", selection, SELECTIONS)
-    curves = record["curves"]
-    if (found := _chosen_at(curves, selection)) is None:
+    at, step = _chosen_at(record, selection)
+    if at is None:
         return {}
-    judge, at = found
-    out = {"step": curves[judge]["step"][at]}
+    out = {"step": step}
     for part, prefix in _PARTS:
-        for name, values in curves.get(part, {}).items():
+        for name, values in record["curves"].get(part, {}).items():
             if name != "step":
                 own = selection == "best_test" and part in ("test", "visits") and name.startswith(_BETTER)
                 out[prefix + name] = max(values) if own else values[at]
@@ -278,12 +254,9 @@ def class_hits(
     curve: str = "test",  # or visits: queries of other visits than the gallery
 ) -> tuple[np.ndarray, np.ndarray] | None:  # hits and queries of each test class, (C,) int64; None: not recorded
     "How many test images of each class have an image of their class as nearest neighbour, under a rule"
-    lookup("selection", selection, SELECTIONS)
-    found, classes = _chosen_at(record["curves"], selection), record.get("classes") or {}
+    classes = record.get("classes") or {}
     classes = classes if curve == "test" else classes.get(curve)
-    if found is None or not classes:
-        return None
-    step = record["curves"][found[0]]["step"][found[1]]
+    classes, (_, step) = classes or {"hits": {}}, _chosen_at(record, selection)
     hits = classes["hits"].get(str(step))
     return None if hits is None else (np.array(hits), np.array(classes["n"]))
 
@@ -294,10 +267,8 @@ def spectrum_of(
     part: str = "train",  # train: of the training embedding; classes: mean of those of its classes
 ) -> np.ndarray | None:  # singular values that sum to 1, descending; None: not recorded
     "The spectrum of the training embedding under a rule"
-    lookup("selection", selection, SELECTIONS)
-    found, spectra = _chosen_at(record["curves"], selection), record.get("spectra", {}).get(part, {})
-    step = None if found is None else record["curves"][found[0]]["step"][found[1]]
-    return None if str(step) not in spectra else np.array(spectra[str(step)])
+    spectra, (_, step) = record.get("spectra", {}).get(part, {}), _chosen_at(record, selection)
+    return np.array(spectra[str(step)]) if str(step) in spectra else None
 
 # %% ../nbs/90_records.ipynb #42b8f3e2
 _COLUMNS = ("key", "profile", "dataset", "method", "variant", "setting", "seed", "selection", "metric")
@@ -329,57 +300,31 @@ def tidy(
     return pd.DataFrame({name: frame[name] for name in (*_COLUMNS, "value")})
 
 # %% ../nbs/90_records.ipynb #c1e0e563
-def write_results(
-    file: Path,
-    table: pd.DataFrame,  # as from `tidy`
-) -> Path:  # the file
+def write_results(file: Path, table: pd.DataFrame) -> Path:
     "A tidy table as CSV, six digits a value"
-    quoted = lambda text: f'"{text}"' if "," in text else text
-    columns = []  # the words of a run, and of a rule and metric, are joined once and then repeated
-    for by, part in ((["key"], _COLUMNS[:7]), (["selection", "metric"], _COLUMNS[7:])):
-        rows = table.loc[~table.duplicated(by), [*part]].itertuples(index=False)
-        words = np.array([",".join(quoted(str(word)) for word in row) for row in rows], dtype=object)
-        columns.append(words[table.groupby(by, observed=True, sort=False).ngroup().to_numpy()])
-
-    def write(path: Path) -> None:
-        with open(path, "w", encoding="utf-8", newline="\n") as out:
-            out.write(",".join((*_COLUMNS, "value")) + "\n")
-            for i in range(0, len(table), 100_000):
-                runs, names, values = (column[i : i + 100_000] for column in (*columns, table["value"].to_numpy()))
-                out.writelines(map("{},{},{:.6g}\n".format, runs, names, values.tolist()))
-
-    return write_atomically(file, write)
+    form = {"index": False, "float_format": "%.6g", "lineterminator": "\n", "na_rep": "nan"}
+    return write_atomically(file, lambda path: table.to_csv(path, **form))
 
 # %% ../nbs/90_records.ipynb #2f3b0495
-def summary(
-    results: pd.DataFrame,  # as from `tidy`
-    by: tuple[str, ...] = ("dataset", "method", "metric"),
-) -> pd.DataFrame:  # the columns of `by`, then mean, std (over seeds, ddof 1) and n
-    "Mean and standard deviation over seeds"
+def summary(results: pd.DataFrame, by: tuple[str, ...] = ("dataset", "method", "metric")) -> pd.DataFrame:
+    "Mean, standard deviation over seeds (ddof 1) and n of each group of a tidy table"
     groups = results.groupby([*by], sort=False, observed=True)["value"]
     return groups.agg(mean="mean", std="std", n="count").reset_index()
 
 # %% ../nbs/90_records.ipynb #5d813891
-def data_note(
-    records: Iterable[Mapping],
-) -> str:  # a sentence; empty if all are strict
+def data_note(records: Iterable[Mapping]) -> str:  # a sentence; empty if all are strict
     "How many of some runs are not on the published data"
-    runs = [record["run"] for record in records]
-    loose = sum(not run.get("strict_data", True) for run in runs)
-    return f"Not on the data set as it was published (strict_data=False): {loose} of {len(runs)} runs." if loose else ""
+    strict = [record["run"].get("strict_data", True) for record in records]
+    told = f"Not on the data set as it was published (strict_data=False): {strict.count(False)} of {len(strict)} runs."
+    return "" if all(strict) else told
 
 # %% ../nbs/90_records.ipynb #4d09e56a
-def folder_of(
-    kind: str,  # tables or figures
-    profile: str,
-) -> Path:  # may not exist yet
+def folder_of(kind: str, profile: str) -> Path:  # may not exist yet
     "Where the tables or figures of a profile are"
     return shown(profile) / kind
 
 
-def markdown(
-    table: pd.DataFrame,
-) -> str:  # no final newline
+def markdown(table: pd.DataFrame) -> str:  # no final newline
     "A table as Markdown"
     cells = [[str(c) for c in table.columns], ["---"] * len(table.columns)]
     cells += [["" if pd.isna(v) else str(v) for v in row] for row in table.itertuples(index=False)]
@@ -409,11 +354,11 @@ def write_figure(
     "Write a figure under its stem; its layout is computed once"
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    for ending, options in (
+    for ending, more in (
         ("pdf", {"metadata": {"CreationDate": None}}),
         ("png", {"dpi": 150, "metadata": {"Software": None}}),
     ):
         memory = io.BytesIO()
-        figure.savefig(memory, format=ending, **options)
+        figure.savefig(memory, format=ending, **more)
         file = write_atomically(folder_of("figures", profile) / f"{stem}.{ending}", memory.getvalue())
     return file

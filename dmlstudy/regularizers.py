@@ -23,9 +23,7 @@ from .core import lookup
 from .distances import as_float, check_batch, settings, unit
 
 # %% ../nbs/60_regularizers.ipynb #0f923305
-def mean(
-    values: Tensor,  # (B,)
-) -> Tensor:  # scalar
+def mean(values: Tensor) -> Tensor:  # scalar
     "Mean over the batch, 0 for an empty one"
     return values.sum() / max(len(values), 1)
 
@@ -191,11 +189,8 @@ def balance_gradients(
     return _BalancedGradient.apply(f, power)
 
 # %% ../nbs/60_regularizers.ipynb #e2e08c29
-def draw_beta(
-    alpha: float,  # both parameters, above 0
-    generator: torch.Generator,  # where it draws
-) -> float:  # in [0, 1]
-    "A draw from the symmetric Beta distribution"
+def draw_beta(alpha: float, generator: torch.Generator) -> float:  # in [0, 1]
+    "A draw from the Beta distribution of two equal parameters"
     uniform = lambda: torch.rand(2, dtype=torch.float64, generator=generator, device=generator.device)
     if alpha >= 0.5:
         u, v = uniform()
@@ -216,10 +211,7 @@ class Mix:
     partner: Tensor  # (B,), int64: whom each sample is mixed with
     location: str  # where in the network
 
-    def __call__(
-        self,
-        h: Tensor,  # hidden states, (B, ...)
-    ) -> Tensor:  # same shape
+    def __call__(self, h: Tensor) -> Tensor:  # same shape
         "Mixed hidden states"
         if len(h) != len(self.partner):
             raise ValueError(
@@ -228,10 +220,7 @@ class Mix:
             )
         return self.lam * h + (1 - self.lam) * h[self.partner.to(h.device)]
 
-    def label_sets(
-        self,
-        labels: Tensor,  # (B,)
-    ) -> list[tuple[float, Tensor]]:  # [(lam, y), (1 - lam, y of the partner)]
+    def label_sets(self, labels: Tensor) -> list[tuple[float, Tensor]]:  # [(lam, y), (1 - lam, y of the partner)]
         "The two weighted label sets"
         return [(self.lam, labels), (1 - self.lam, labels[self.partner.to(labels.device)])]
 
@@ -265,12 +254,8 @@ class ManifoldMixup:
             raise ValueError(f"mixup needs a location and alpha above 0; got {self.locations} and alpha={alpha}")
         self.own = new_generator(seed, "mixup")
 
-    def draw(
-        self,
-        labels: Tensor,  # (B,), for its length and device
-        generator: torch.Generator | None = None,  # on the CPU, so that nothing waits for a GPU; None: its own
-    ) -> Mix:  # lam, partners and location
-        "Draw how this batch is mixed"
+    def draw(self, labels: Tensor, generator: torch.Generator | None = None) -> Mix:
+        "Draw how this batch is mixed; a generator is on the CPU, so that nothing waits for a GPU"
         g = self.own if generator is None else generator
         lam, at = draw_beta(self.alpha, g), torch.randint(len(self.locations), (), generator=g, device=g.device)
         partner = torch.randperm(len(labels), generator=g, device=g.device).to(labels.device, non_blocking=True)

@@ -82,9 +82,8 @@ def _unpack(archive: Path, stage: Path, most: float) -> int:  # files written
         if why := [words for words, is_so in wrong.items() if is_so]:
             raise ValueError(f"{archive} was not unpacked: its member {name[:80]!r} {why[0]}")
         if total > most:
-            raise ValueError(
-                f"{archive} was not unpacked: it holds more than {most / 1e6:,.0f} MB, which cannot be right"
-            )
+            why = f"it holds more than {most / 1e6:,.0f} MB, which cannot be right"
+            raise ValueError(f"{archive} was not unpacked: {why}")
         if total > free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (stage / path if kind == "folder" else (stage / path).parent).mkdir(parents=True, exist_ok=True)
@@ -116,9 +115,7 @@ def unpack(
     return n
 
 # %% ../../nbs/13_data.archives.ipynb #abb6f338
-def is_archive(
-    file: Path,
-) -> bool:
+def is_archive(file: Path) -> bool:
     "By its content, or by its name and first bytes if it is a damaged one"
     with open(file, "rb") as f:
         begins = f.read(6).startswith((b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0"))
@@ -126,10 +123,8 @@ def is_archive(
     return bool(begins or named) or tarfile.is_tarfile(file) or zipfile.is_zipfile(file)
 
 
-def checksums(
-    path: str | Path,  # a file
-) -> dict[str, str]:  # md5 and sha256, hexadecimal
-    "The digests of a file"
+def checksums(path: str | Path) -> dict[str, str]:  # md5 and sha256, hexadecimal
+    "The digests of a file, hexadecimal"
     digests = {"md5": hashlib.md5(usedforsecurity=False), "sha256": hashlib.sha256()}
     with open(path, "rb") as f:
         while chunk := f.read(1 << 20):

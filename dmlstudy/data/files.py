@@ -29,10 +29,8 @@ from ..core import cache_dir, write_atomically
 from .splits import Split, take
 
 # %% ../../nbs/11_data.files.ipynb #91542d6d
-def _to_rgb(
-    image: Image.Image,  # any mode, as opened
-) -> Image.Image:  # mode RGB, upright
-    "Any image as 8-bit RGB: upright, 16-bit greys scaled, transparency on white"
+def _to_rgb(image: Image.Image) -> Image.Image:  # mode RGB, upright
+    "Any opened image as 8-bit RGB: upright, 16-bit greys scaled, transparency on white"
     image = ImageOps.exif_transpose(image)
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers of unknown range")
@@ -45,10 +43,8 @@ def _to_rgb(
     return image.convert("RGB")
 
 
-def open_image(
-    path: str | Path,  # an image file
-) -> Image.Image:  # mode RGB, upright
-    "Read an image, or say which one cannot be read"
+def open_image(path: str | Path) -> Image.Image:  # mode RGB, upright
+    "Read an image file, or say which one cannot be read"
     try:
         with Image.open(path) as image:
             return _to_rgb(image)
@@ -57,10 +53,9 @@ def open_image(
 
 # %% ../../nbs/11_data.files.ipynb #17a3dfab
 def short_side(
-    image: Image.Image,  # RGB
-    side: int = 256,  # pixels
+    image: Image.Image, side: int = 256
 ) -> Image.Image:  # the shorter side has `side` pixels; bilinear, as torchvision's Resize
-    "Resize an image by its shorter side"
+    "Resize an image, so that its shorter side has `side` pixels: bilinear, as torchvision's Resize"
     width, height = image.size
     if min(width, height) == side:
         return image
@@ -69,11 +64,8 @@ def short_side(
 
 # %% ../../nbs/11_data.files.ipynb #2f90ba96
 @contextmanager
-def reading(
-    what: str | Path,  # the file, or its line
-    remedy: str = "unpack its archive again, or get the file anew",
-) -> Iterator[None]:
-    "What a damaged file can raise becomes a ValueError that names it"
+def reading(what: str | Path, remedy: str = "unpack its archive again, or get the file anew") -> Iterator[None]:
+    "What a damaged file can raise becomes a ValueError that names it, or its line"
     try:
         yield
     except ImportError:
@@ -84,10 +76,8 @@ def reading(
         raise ValueError(f"{what} is damaged ({type(error).__name__}: {error}): {remedy}") from error
 
 # %% ../../nbs/11_data.files.ipynb #af11e670
-def leaves(
-    name: str,  # a path with forward slashes, as a list or an archive gives it
-) -> bool:
-    "Whether a path leads out of the folder it is meant for"
+def leaves(name: str) -> bool:
+    "Whether a path with forward slashes leads out of the folder it is meant for"
     path = PurePosixPath(name)
     return path.is_absolute() or ".." in path.parts or bool(re.search(r"\\|^\w:", name))
 
@@ -214,10 +204,7 @@ _AGAIN = "prepare the copy again"
 class Decoded:
     "A decoded copy: relative path -> uint8 pixels (H, W, 3)"
 
-    def __init__(
-        self,
-        path: str | Path,  # the index, .json
-    ):
+    def __init__(self, path: str | Path):  # the index, .json
         self.path, self._pixels = Path(path), None
         if not self.path.is_file():
             raise FileNotFoundError(f"There is no decoded copy {self.path}; prepare(..., decoded=True) writes one.")
@@ -237,10 +224,7 @@ class Decoded:
     def __getstate__(self) -> dict:  # a worker maps the file itself
         return self.__dict__ | {"_pixels": None}
 
-    def __getitem__(
-        self,
-        name: str,  # path relative to the data set's folder
-    ) -> np.ndarray:  # (H, W, 3), uint8, the reader's own
+    def __getitem__(self, name: str) -> np.ndarray:  # (H, W, 3), uint8, the reader's own
         if self._pixels is None:
             self._pixels = np.memmap(self.path.with_suffix(".u8"), np.uint8, "r")
         if name not in self.rows:
@@ -252,11 +236,8 @@ class Decoded:
         return image.reshape(height, width, 3)
 
 # %% ../../nbs/11_data.files.ipynb #48aef78f
-def unreadable(
-    files: Files,
-    workers: int | None = None,  # threads; None: one a core, at most 8
-) -> dict[str, str]:  # path -> what is wrong
-    "Decode every image and report those that fail"
+def unreadable(files: Files, workers: int | None = None) -> dict[str, str]:  # path -> what is wrong
+    "Decode every image and report those that fail: path -> what is wrong"
 
     def trouble(path: str) -> str | None:
         try:

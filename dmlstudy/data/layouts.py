@@ -91,9 +91,7 @@ ARCHIVES = {  # data set -> archive or single file -> MD5; None: not published
 }
 
 # %% ../../nbs/12_data.layouts.ipynb #c4371749
-def class_order(
-    names: Iterable[str],  # names of class folders
-) -> list[str]:  # first class first
+def class_order(names: Iterable[str]) -> list[str]:  # first class first
     "Class folders in the order of their numbers, or byte by byte where they have none"
     names = list(names)
     numbers = [int(found[0]) for name in names if (found := re.match(r"\d+", name))]
@@ -102,12 +100,8 @@ def class_order(
     return sorted(names, key=os.fsencode)
 
 # %% ../../nbs/12_data.layouts.ipynb #a497e9a9
-def halves(
-    classes: Sequence[str],  # all classes, first class first
-    rows: Iterable[tuple[str, str]],  # class, path
-    half: int | None = None,  # training classes; None: half of them
-) -> dict[str, tuple]:  # split -> (its classes, its rows)
-    "The first half of the classes is for training, the second for testing; rows in the order of class, then path"
+def halves(classes: Sequence[str], rows: Iterable[tuple[str, str]], half: int | None = None) -> dict[str, tuple]:
+    "Split -> its classes, rows (class, path) by class, then path; the first `half` of the classes is for training"
     rows, half = list(rows), len(classes) // 2 if half is None else half
     if empty := sorted(set(classes) - {name for name, _ in rows}):
         raise ValueError(f"{len(empty)} of {len(classes)} classes have no image: {', '.join(empty[:8])}")
@@ -148,11 +142,9 @@ def _below(folder: str, path: str) -> str:  # with forward slashes
 
 # %% ../../nbs/12_data.layouts.ipynb #bb1ce2ad
 def _read_class_folders(
-    base: Path,  # the data set's folder
-    parts: Sequence[str] = ("images",),  # the folders in it that hold class folders; "" for itself
-    order: Callable = class_order,  # names -> names in class order
+    base: Path, parts: Sequence[str] = ("images",), order: Callable = class_order
 ) -> dict[str, tuple]:
-    "Class folders with images in them; names that begin with a dot are ignored"
+    "Class folders in parts of a folder (the empty part is itself); names that begin with a dot are ignored"
     seen = lambda folder: sorted((e for e in os.scandir(folder) if not e.name.startswith(".")), key=lambda e: e.name)
     classes, rows = set(), []
     for part in parts:
@@ -222,9 +214,8 @@ def _read_car_folders(base: Path, parts: Sequence[str] = ("images",)) -> dict[st
     plain = lambda name: re.sub(r"\W|_", "", name).lower()  # folder names cannot hold the slash of "Ram C/V"
 
     def order(names: Iterable[str]) -> list[str]:
-        rank = {
-            plain(str(name)): i for i, name in enumerate(_read_mat(base / lists[0], "class_names") if lists else ())
-        }
+        listed = _read_mat(base / lists[0], "class_names") if lists else ()
+        rank = {plain(str(name)): i for i, name in enumerate(listed)}
         official = lists and all(plain(name) in rank for name in names)
         return sorted(names, key=lambda name: rank[plain(name)]) if official else class_order(names)
 
@@ -268,9 +259,8 @@ def _read_grocery(base: Path, alternate: bool = False) -> dict[str, tuple]:
 
     table(base / "classes.csv", parse_class, 1, head=1)
     if sorted(names) != [*range(len(set(names.values())))]:
-        raise ValueError(
-            f"{base / 'classes.csv'} is damaged: its {len(names)} classes are not 0, 1, 2, ..., or not distinct"
-        )
+        wrong = f"its {len(names)} classes are not 0, 1, 2, ..., or not distinct"
+        raise ValueError(f"{base / 'classes.csv'} is damaged: {wrong}")
     lists = {part: table(base / f"{part}.txt", parse_image, 1) for part in ("train", "val", "test")}
     classes = [names[i] for i in range(len(names))]
     classes = classes[::2] + classes[1::2] if alternate else classes
@@ -340,10 +330,7 @@ _CARS = {
     "official halves": _car_halves("devkit/cars_test_annos_withlabels.mat"),
     "official halves, test list outside": _car_halves("cars_test_annos_withlabels.mat"),
     "class folders in images": (("images/*/*.jpg",), _read_car_folders),
-    "class folders in halves": (
-        ("train/*/*.jpg", "test/*/*.jpg"),
-        partial(_read_car_folders, parts=("train", "test")),
-    ),
+    "class folders in halves": (("train/*/*.jpg", "test/*/*.jpg"), partial(_read_car_folders, parts=("train", "test"))),
     "class folders": (
         ("*/*.jpg", "!cars_train", "!cars_test", "!car_ims"),  # those are parts of an official layout
         partial(_read_car_folders, parts=("",)),
@@ -426,9 +413,7 @@ class Place:
         return "\n".join([*lines, f"Unpack {' or '.join(ARCHIVES[self.name])} there, or name another root."])
 
 # %% ../../nbs/12_data.layouts.ipynb #7fde0379
-def data_dir(
-    folder: str | Path | None = None,  # given by the user
-) -> Path:  # absolute
+def data_dir(folder: str | Path | None = None) -> Path:  # absolute
     "Where data sets are kept: the folder given, else `DMLSTUDY_DATA`, else `data/` in the project's root"
     return Path(folder or os.environ.get("DMLSTUDY_DATA") or root() / "data").expanduser().resolve()
 
@@ -483,10 +468,8 @@ def _split(folder: Path, copy: Decoded | None, classes: list, rows: list, kinds:
     return replace(split, coarse=torch.tensor([coarse.index(kinds[name]) for name, _ in rows]), coarse_names=coarse)
 
 # %% ../../nbs/12_data.layouts.ipynb #fb4261a5
-def count(
-    data: Data,  # as read
-) -> dict[str, tuple[bool, str]]:  # split or official list -> are its numbers the published ones, a sentence
-    "Classes and images beside the published numbers"
+def count(data: Data) -> dict[str, tuple[bool, str]]:
+    "Split or official list -> are its numbers the published ones, and a sentence with classes and images"
     found, source = {}, SOURCES[data.name]
     for split, want in source["splits"].items():
         got = (len(getattr(data, split).class_names), len(getattr(data, split)))
@@ -499,9 +482,7 @@ def count(
     return found
 
 
-def faults(
-    data: Data,  # as read
-) -> list[str]:  # sentences
+def faults(data: Data) -> list[str]:  # sentences
     "What keeps a data set from being the published one: other numbers, classes in training and in test"
     wrong = [line for right, line in count(data).values() if not right]
     tests = {name for part in (data.test, data.query, data.gallery) if part is not None for name in part.class_names}

@@ -31,13 +31,13 @@ def _integer(below: int, generator: torch.Generator) -> int:
 
 
 def draw_box(
-    height: int,  # of the image, pixels
-    width: int,  # of the image, pixels
-    scale: tuple[float, float],  # least and largest share of the area
-    generator: torch.Generator,  # draws on the CPU
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),  # least and largest width over height
-) -> tuple[int, int, int, int]:  # top, left, height, width
-    "The box of a random resized crop"
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    generator: torch.Generator,
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[int, int, int, int]:
+    "The box of a random resized crop: top, left, height, width, in pixels"
     for _ in range(10):
         area = height * width * _uniform(*scale, generator)
         aspect = math.exp(_uniform(math.log(ratio[0]), math.log(ratio[1]), generator))
@@ -102,14 +102,8 @@ TRANSFORMS: dict[str, dict[str, tuple]] = {  # name -> train or test -> steps wi
     "base": {"train": (_CROP, ("flip",)), "test": _TEST[224]},
     "red": {"train": (("resize", 256), ("random_crop", 224), ("flip",)), "test": _TEST[224]},
     "big": {"train": (("random_resized_crop", 256, (0.08, 1.0)), ("flip",)), "test": _TEST[256]},
-    "adv": {
-        "train": (_CROP, ("grey", 0.2), ("jitter", (0.2, 0.2, 0.2, 0.2)), ("flip",)),
-        "test": _TEST[224],
-    },
-    "sec": {
-        "train": (("resize", 256), ("random_resized_crop", 227, (0.16, 1.0)), ("flip",)),
-        "test": _TEST[227],
-    },
+    "adv": {"train": (_CROP, ("grey", 0.2), ("jitter", (0.2, 0.2, 0.2, 0.2)), ("flip",)), "test": _TEST[224]},
+    "sec": {"train": (("resize", 256), ("random_resized_crop", 227, (0.16, 1.0)), ("flip",)), "test": _TEST[227]},
     "simclr": {"train": (_MOST, ("flip",), ("jitter", (0.4, 0.4, 0.4, 0.1), 0.8), ("grey", 0.2)), "test": ()},
     "cifar": {"train": (_MOST, ("flip",)), "test": ()},
     **{
@@ -127,10 +121,7 @@ class Scaling:
     std: tuple[float, float, float]  # divided by, in RGB order
     bgr: bool = False  # then reverse the channels
 
-    def __call__(
-        self,
-        x: Tensor,  # (..., 3, H, W), RGB in [0, 1]
-    ) -> Tensor:  # the same shape
+    def __call__(self, x: Tensor) -> Tensor:  # the same shape
         mean, std = (torch.tensor(v, dtype=x.dtype)[:, None, None] for v in (self.mean, self.std))
         mean, std = (v.to(x.device, non_blocking=True) for v in (mean, std))  # a GPU is not waited for
         x = (x - mean) / std
@@ -146,10 +137,7 @@ SCALINGS = {
 }
 
 
-def _scaling_of(
-    name: str,  # name in TRANSFORMS
-    backbone: str,  # name in MODELS, or timm:NAME
-) -> Scaling:
+def _scaling_of(name: str, backbone: str) -> Scaling:
     "The scaling that a backbone's weights want"
     if name in ("cifar", "simclr"):
         return SCALINGS["cifar"]
@@ -171,11 +159,9 @@ class Transform:
             raise ValueError(f"a training transform draws: hand it a torch.Generator of its own for each {each}")
 
     def picture(
-        self,
-        image: Image.Image | Tensor | np.ndarray,  # RGB; or uint8 (3, H, W) tensor, (H, W, 3) array
-        generator: torch.Generator | None = None,  # a random transform needs one
+        self, image: Image.Image | Tensor | np.ndarray, generator: torch.Generator | None = None
     ) -> Image.Image:
-        "The transformed image before its pixels are scaled"
+        "The transformed image before its pixels are scaled; a random transform needs a generator"
         self.check_generator(generator, "image")
         image = image if isinstance(image, Image.Image) else F.to_pil_image(image)
         for name, *arguments in self.steps:
@@ -211,11 +197,7 @@ def make_transform(
 class Numbered:
     "A batch sampler whose indices carry their epoch and position, for `Views`"
 
-    def __init__(
-        self,
-        batches: Iterable[Sequence[int]],  # a batch sampler
-        epoch: int = 0,  # the number of the next epoch
-    ):
+    def __init__(self, batches: Iterable[Sequence[int]], epoch: int = 0):
         self.batches, self.epoch = batches, epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -251,8 +233,7 @@ class Views:
         return len(self.split)
 
     def __getitem__(
-        self,
-        item: int | tuple[int, int, int],  # index, or index, epoch and position as `Numbered` gives
+        self, item: int | tuple[int, int, int]
     ) -> tuple[Tensor, int, int]:  # input (3, h, w), or (views, 3, h, w); label; index
         i, *draw = item if isinstance(item, tuple) else (item, 0, int(item))
         g, image = generator(self.seed, "views", *draw), self.split.images[i]
@@ -278,12 +259,9 @@ def resample_matrix(
 
 # %% ../../nbs/15_data.transforms.ipynb #9b70c853
 def draw_boxes(
-    sizes: Tensor,  # (B, 2), heights and widths
-    scale: tuple[float, float],  # least and largest share of the area
-    generator: torch.Generator,  # draws on the CPU
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),  # least and largest width over height
+    sizes: Tensor, scale: tuple[float, float], generator: torch.Generator, ratio: tuple[float, float] = (3 / 4, 4 / 3)
 ) -> Tensor:  # (B, 4), top, left, height, width
-    "The boxes of random resized crops of a batch, distributed as those of `draw_box`"
+    "The boxes of random resized crops of a batch of (heights, widths), distributed as those of `draw_box`"
     u = torch.rand(3, len(sizes), 10, generator=generator, dtype=torch.float64)
     whole = sizes.double()[:, None]
     area = whole.prod(2) * (scale[0] + (scale[1] - scale[0]) * u[0])
@@ -302,10 +280,7 @@ def draw_boxes(
 class Pixels:
     "A split as bytes; a map-style data set for a `DataLoader` with `collate_fn=pad_pixels`"
 
-    def __init__(
-        self,
-        split: Split,  # its images are Files, best with a decoded copy
-    ):
+    def __init__(self, split: Split):
         if not isinstance(split.images, Files):
             raise TypeError(f"Pixels reads files; got images of type {type(split.images).__name__}")
         self.split = split
@@ -320,10 +295,9 @@ class Pixels:
 
 
 def groups_of_sizes(
-    sizes: np.ndarray,  # (B, 2), heights and widths
-    most: float = 4.0,  # a group's common size over the mean of its own sizes
+    sizes: np.ndarray, most: float = 4.0
 ) -> list[np.ndarray]:  # positions, ascending; one group for an ordinary batch
-    "Images that are filled up to a common size together"
+    "Positions of images filled up to a common size together, at most `most` times the mean of their own sizes (B, 2)"
     order = sizes.max(1).argsort(kind="stable")  # by the longer side
     tops, areas = np.maximum.accumulate(sizes[order]).prod(1), sizes[order].prod(1).cumsum()
     fits = np.flatnonzero(tops * np.arange(1, len(sizes) + 1) <= most * areas)[-1] + 1  # one image always does
@@ -340,10 +314,8 @@ def padded(images: Sequence[np.ndarray]) -> Tensor:  # images (h, w, 3) -> uint8
     return batch
 
 
-def pad_pixels(
-    items: Sequence[tuple[np.ndarray, int, int]],  # of Pixels
-) -> tuple[Tensor | list, Tensor, Tensor, Tensor]:  # uint8 (B, H, W, 3), sizes (B, 2), labels (B,), indices (B,)
-    "Images of different sizes in one tensor, or a list of (positions, tensor) where that would be far too large"
+def pad_pixels(items: Sequence[tuple[np.ndarray, int, int]]) -> tuple[Tensor | list, Tensor, Tensor, Tensor]:
+    "Images in one tensor, or a list of (positions, tensor) where it would be far too large; sizes, labels, indices"
     images = [image for image, _, _ in items]
     sizes = np.array([image.shape[:2] for image in images])
     groups = groups_of_sizes(sizes)
@@ -381,12 +353,8 @@ class BatchTransform:
         if not any(name in ("random_resized_crop", "random_crop", "center_crop") for name, *_ in self.transform.steps):
             raise ValueError("a transform without a crop leaves images in different sizes, which make no batch")
 
-    def boxes(
-        self,
-        sizes: Tensor,  # (B, 2), heights and widths, on the CPU
-        generator: torch.Generator | None = None,  # draws on the CPU; a random transform needs one
-    ) -> tuple[Tensor, Tensor, int]:  # boxes (B, 4), flips (B,), size of the output
-        "What is cut from each image, and which are flipped"
+    def boxes(self, sizes: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, int]:
+        "What is cut from images of some sizes (B, 2): boxes (B, 4); which are flipped; the size of the output"
         self.transform.check_generator(generator, "batch")
         return _boxes(self.transform.steps, sizes, generator)
 
@@ -403,14 +371,8 @@ class BatchTransform:
         order = torch.cat([rows for rows, _ in pixels]).argsort()
         return parts[order.to(parts.device, non_blocking=True)]
 
-    def cut(
-        self,
-        pixels: Tensor,  # (B, H, W, 3), uint8, on any device
-        box: Tensor,  # (B, 4), top, left, height, width, on the CPU
-        flips: Tensor,  # (B,), bool, on the CPU
-        size: int,  # of the output, pixels
-    ) -> Tensor:  # (B, 3, size, size), float32, on the device of the pixels
-        "The boxes of images, resized, flipped and scaled"
+    def cut(self, pixels: Tensor, box: Tensor, flips: Tensor, size: int) -> Tensor:
+        "The boxes of images, resized to size × size pixels, flipped and scaled, on the device of the pixels"
         box, flips = box.to(pixels.device, non_blocking=True), flips.to(pixels.device, non_blocking=True)
         rows = resample_matrix(box[:, 0], box[:, 2], pixels.shape[1], size)
         columns = resample_matrix(box[:, 1], box[:, 3], pixels.shape[2], size, flips)

@@ -70,10 +70,7 @@ class Loss(nn.Module):
         return [{"params": own, "lr": lr, "weight_decay": 0.0}] if own else []
 
 # %% ../../nbs/49_losses.base.ipynb #b14725da
-def _check_owner(
-    loss: nn.Module,  # maybe with parameters
-    f: Tensor,  # embeddings
-) -> None:  # raises ValueError
+def _check_owner(loss: nn.Module, f: Tensor) -> None:
     "Refuse embeddings on another device than the loss's own parameters"
     own = next(loss.parameters(), None)
     if own is not None and own.device != f.device:
@@ -98,10 +95,7 @@ def check_numbers(
             raise ValueError(f"{name} of the {type(loss).__name__} must be {kind}, {limits}; got {x!r}")
 
 # %% ../../nbs/49_losses.base.ipynb #63bbeb3c
-def check_classes(
-    labels: Tensor,  # (B,)
-    n_classes: int,  # that the loss was made for
-) -> None:  # raises ValueError
+def check_classes(labels: Tensor, n_classes: int) -> None:
     "Refuse a label outside of 0 ... n_classes - 1 (looked at on the CPU only, and not in a compiled graph)"
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -112,17 +106,12 @@ def check_classes(
         )
 
 # %% ../../nbs/49_losses.base.ipynb #b82b464c
-def zero(
-    f: Tensor,  # embeddings, of any values
-) -> Tensor:  # scalar 0
+def zero(f: Tensor) -> Tensor:  # scalar 0
     "A zero with gradient zero for f, even where f is not finite"
     return f[:0].sum()
 
 # %% ../../nbs/49_losses.base.ipynb #9d5d6699
-def masked_mean(
-    x: Tensor,  # any shape
-    mask: Tensor,  # boolean, of x's shape
-) -> Tensor:  # scalar, 0 if the mask is empty
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:  # scalar, 0 if the mask is empty
     "Mean of the entries that the mask keeps"
     return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
@@ -148,19 +137,12 @@ class _LogSumExp(torch.autograd.Function):
         return shares * torch.where(grad.abs() > 1e-20, grad, 0.0)[:, None], None
 
 
-def log_sum_exp(
-    x: Tensor,  # (N, M), at least one column
-    mask: Tensor,  # (N, M), which entries count
-) -> Tensor:  # (N,), a large negative, finite number for a row without entries
-    "log of the sum of exp over the entries that the mask keeps, for each row"
+def log_sum_exp(x: Tensor, mask: Tensor) -> Tensor:
+    "log of the sum of exp over the entries (N, M) that the mask keeps, for each row; finite for a row without entries"
     return _LogSumExp.apply(x, mask)
 
 # %% ../../nbs/49_losses.base.ipynb #f8cd4fe5
-def log1p_sum_exp(
-    x: Tensor,  # (N, M)
-    mask: Tensor,  # (N, M), which entries count
-    minus: Tensor | float = 0.0,  # (N,) or number, taken off each entry of a row
-) -> Tensor:  # (N,), at least 0
+def log1p_sum_exp(x: Tensor, mask: Tensor, minus: Tensor | float = 0.0) -> Tensor:  # (N,), at least 0
     "log(1 + sum of exp(x - minus)) over the entries that the mask keeps, for each row, without overflow"
     return F.softplus(log_sum_exp(x, mask) - minus, threshold=60)
 
@@ -178,9 +160,7 @@ class _Gram(torch.autograd.Function):
         return (grad + grad.T) @ ctx.saved_tensors[0]
 
 
-def similarities(
-    x: Tensor,  # points, (B, D)
-) -> Tensor:  # (B, B)
+def similarities(x: Tensor) -> Tensor:  # (B, B)
     "All inner products within a batch"
     return _Gram.apply(x)
 
@@ -317,9 +297,7 @@ def all_triplet_hinge(
     return (counts * d).sum() + margin * active, active
 
 
-def triplets_per_anchor(
-    positives: Tensor,  # (B, B), which j are a's positives
-) -> tuple[Tensor, Tensor]:  # number of positives and of negatives of each anchor, each (B,)
-    "How many triplets an anchor has is the product of the two"
+def triplets_per_anchor(positives: Tensor) -> tuple[Tensor, Tensor]:
+    "The numbers of positives and of negatives of each anchor; their product is how many triplets it has"
     n_positives = positives.sum(1)
     return n_positives, len(positives) - 1 - n_positives

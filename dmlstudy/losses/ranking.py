@@ -192,26 +192,14 @@ class MarginLoss(Loss):
 
 # %% ../../nbs/50_losses.ranking.ipynb #b965df83
 class DrawingLoss(Loss):
-    """Base of the losses that draw samples, from a generator of their own
+    "Base of the losses that draw samples, from a generator of their own"
 
-    Args:
-        seed: of the loss's own generator
-    """
-
-    def __init__(
-        self,
-        variant: str = "corrected",
-        seed: int = 0,  # of the loss's own generator
-    ):
+    def __init__(self, variant: str = "corrected", seed: int = 0):
         super().__init__(variant)
         self.seed, self.generators, self.states = seed, {}, {}
 
-    def draw(
-        self,
-        n: int,  # how many
-        device: torch.device,  # where they are needed
-    ) -> Tensor:  # (n,), uniform in [0, 1)
-        "The next random numbers"
+    def draw(self, n: int, device: torch.device) -> Tensor:
+        "The next n random numbers, uniform in [0, 1), on the device where they are needed"
         if device not in self.generators:
             self.generators[device] = generator(self.seed, type(self).__name__, device=device)
             if device.type in self.states:
@@ -246,10 +234,9 @@ def draw_outside(
 
 
 def draw_positive(
-    labels: Tensor,  # (B,)
-    u: Tensor,  # (B,), uniform in [0, 1)
+    labels: Tensor, u: Tensor
 ) -> tuple[Tensor, Tensor]:  # indices, (B,); whether there was a candidate, (B,)
-    "Draw one other sample of the same class for each"
+    "Draw one other sample of the same class for each; whether there was a candidate"
     ordered, order = labels.sort(stable=True)
     own = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     start, end = torch.searchsorted(ordered, labels), torch.searchsorted(ordered, labels, right=True)
@@ -344,12 +331,8 @@ class SNRLoss(Loss):
         return hinges / active.clamp(min=1) + self.lam * off_mean
 
 # %% ../../nbs/50_losses.ranking.ipynb #8b1fd1da
-def _norm_penalty(
-    f: Tensor,  # raw embeddings, (B, D)
-    weight: float,
-    squared: bool = False,  # of the norms
-) -> Tensor:  # scalar
-    "Weight times the mean norm"
+def _norm_penalty(f: Tensor, weight: float, squared: bool = False) -> Tensor:  # scalar
+    "Weight times the mean norm, or squared norm, of raw embeddings"
     return weight * (f.square().sum(1) if squared else f.norm(dim=1)).mean()
 
 # %% ../../nbs/50_losses.ranking.ipynb #ef16353c
@@ -456,9 +439,7 @@ class AngularLoss(DrawingLoss):
         return masked_mean(terms, found) + _norm_penalty(f, self.l2_weight, self.squared_norm)
 
 # %% ../../nbs/50_losses.ranking.ipynb #c672a71e
-def lost_shares(
-    bins: int,  # number of nodes
-) -> list[bool]:  # of each bin between two nodes
+def lost_shares(bins: int) -> list[bool]:
     "Bins whose lower edge, computed from a similarity, is not float-equal to the next node less one width"
     step = 2 / (bins - 1)
     return [k * step - 1 != ((k + 1) * step - 1) - step for k in range(bins - 1)]
@@ -583,10 +564,7 @@ class NormalizedNPairLoss(Loss):
         return F.cross_entropy(logits, own, ignore_index=-1, reduction="sum") / found.sum().clamp(min=1)
 
 # %% ../../nbs/50_losses.ranking.ipynb #bc470c4d
-def _mean_weights(
-    mask: Tensor,  # boolean
-    dtype: torch.dtype,
-) -> Tensor:  # of the mask's shape, sum 1, or 0 for an empty mask
+def _mean_weights(mask: Tensor, dtype: torch.dtype) -> Tensor:  # of the mask's shape, sum 1, or 0 for an empty mask
     "Weights with which a sum is the mean over the entries of a mask"
     weights = mask.to(dtype)
     return weights / weights.sum().clamp(min=1)

@@ -17,21 +17,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..core import generator
-from dmlstudy.metrics.neighbours import (
-    block_rows,
-    distance_keys,
-    first_of_equal,
-    middle_point,
-    product,
-    score_points,
-)
+from .neighbours import block_rows, distance_keys, first_of_equal, middle_point, product, score_points
 
 # %% ../../nbs/72_metrics.clustering.ipynb #070d4efa
-def closest(
-    x: Tensor,  # points with a last coordinate of 1, (N, D + 1)
-    centroids: Tensor,  # from `score_points`, (K, D + 1)
-) -> tuple[Tensor, Tensor, Tensor]:  # largest score (N,), its centroid (N,), second largest score (N,)
-    "The centroid of the largest score, and the largest score of the others"
+def closest(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    "Of each point (N, D + 1) the largest score of a centroid (K, D + 1), which one, and the second largest"
     cpu, found = x.device.type == "cpu", []
     rows = min(len(x), max(256, (2**18 if cpu else 2**26) // len(centroids)))  # on the CPU scores stay in the cache
     tile = x.new_empty(rows * len(centroids))
@@ -43,12 +33,8 @@ def closest(
     return tuple(torch.cat(t) for t in zip(*found, strict=True))
 
 # %% ../../nbs/72_metrics.clustering.ipynb #91bbd063
-def score_gap(
-    length: Tensor,  # |x|, (N,)
-    best: Tensor,  # largest scores, (N,)
-    centroids: Tensor,  # from `score_points`, (K, D + 1)
-) -> Tensor:  # (N,)
-    "Scores further apart than this are in the right order, where one of them is the largest"
+def score_gap(length: Tensor, best: Tensor, centroids: Tensor) -> Tensor:
+    "Largest scores (N,) that are further than this from another one are in the right order"
     factor, eps = 2.0**-24 * (1.01 * centroids.shape[1] + 3), 2.0**-24
     square, reach = length.square(), (-2 * centroids[:, -1]).amax().sqrt()
     radius = torch.sub(square, best, alpha=2).add_(square, alpha=16 * factor).clamp_(min=0)  # twice its square
@@ -68,12 +54,8 @@ def _settle(index, near, x, centroids, floor):
         index[some] = key.new_full((len(some),), 2**63 - 1).scatter_reduce_(0, row, key, "amin") & 2**32 - 1
 
 # %% ../../nbs/72_metrics.clustering.ipynb #8fb63f5f
-def closest_exactly(
-    x: Tensor,  # points with a last coordinate of 1, (N, D + 1)
-    length: Tensor,  # |x| without that coordinate, (N,)
-    centroids: Tensor,  # from `score_points`, (K, D + 1)
-) -> tuple[Tensor, Tensor]:  # largest score (N,), the nearest centroid (N,)
-    "The nearest centroid of each point, ties by the exact rule"
+def closest_exactly(x: Tensor, length: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+    "The largest score and the nearest centroid of each point, ties by the exact rule"
     best, index, second = closest(x, centroids)
     gap = score_gap(length, best, centroids)
     near = (second >= best - gap).nonzero().flatten()
@@ -104,9 +86,7 @@ def closest_again(
     return scores, clusters
 
 # %% ../../nbs/72_metrics.clustering.ipynb #36328a07
-def steady_centre(
-    points: Tensor,  # (N, D)
-) -> Tensor:  # (D,) float64
+def steady_centre(points: Tensor) -> Tensor:  # (D,) float64
     "The mean; where that is further from the middle than half of the points are, the middle"
     total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
     for block in points.split(block_rows(points)):
@@ -117,12 +97,8 @@ def steady_centre(
     return mean if torch.linalg.vector_norm(mean - middle) <= usual else middle
 
 # %% ../../nbs/72_metrics.clustering.ipynb #71efe2da
-def update(
-    x: Tensor,  # points, (N, D) float32
-    clusters: Tensor,  # cluster of each point, (N,)
-    k: int,  # clusters
-) -> Tensor:  # (K, D) float32, means of the clusters
-    "New centroids; an empty cluster shares one of the largest"
+def update(x: Tensor, clusters: Tensor, k: int) -> Tensor:  # (K, D) float32, means of the clusters
+    "New centroids: means of k clusters; an empty cluster shares one of the largest"
     total = torch.zeros(k, x.shape[1], dtype=torch.float64, device=x.device)
     for block, index in zip(x.split(block_rows(x)), clusters.split(block_rows(x)), strict=True):
         total.index_add_(0, index, block.double())
@@ -194,10 +170,7 @@ class Contingency:
     b: Tensor  # images of each cluster that is not empty, (K,)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #cc81b570
-def contingency(
-    labels: Tensor,  # (N,)
-    clusters: Tensor,  # (N,)
-) -> Contingency:
+def contingency(labels: Tensor, clusters: Tensor) -> Contingency:
     "Count the images of each class in each cluster"
     _, rows, a = labels.cpu().unique(return_inverse=True, return_counts=True)
     _, columns, b = clusters.cpu().unique(return_inverse=True, return_counts=True)
@@ -205,33 +178,25 @@ def contingency(
     return Contingency(n.double(), pair // len(b), pair % len(b), a.double(), b.double())
 
 # %% ../../nbs/72_metrics.clustering.ipynb #ff14f4f8
-def entropy(
-    size: Tensor,  # images of each part
-) -> float:  # nats
+def entropy(size: Tensor) -> float:  # nats
     "Entropy of a partition with parts of these sizes"
     p = size / size.sum()
     return float(torch.special.entr(p).sum())
 
 # %% ../../nbs/72_metrics.clustering.ipynb #6a0e52fb
-def mutual_information(
-    t: Contingency,
-) -> float:  # nats
+def mutual_information(t: Contingency) -> float:  # nats
     "What the cluster says about the class"
     total = t.a.sum()
     return max(float((t.n / total * (total * t.n / (t.a[t.row] * t.b[t.column])).log()).sum()), 0.0)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #50723558
-def nmi(
-    t: Contingency,
-) -> float:  # 0 to 1
+def nmi(t: Contingency) -> float:  # 0 to 1
     "Normalised mutual information, by the mean of both entropies"
     h = entropy(t.a) + entropy(t.b)
     return 1.0 if h == 0 else min(2 * mutual_information(t) / h, 1.0)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #f189a881
-def expected_mutual_information(
-    t: Contingency,
-) -> float:  # nats
+def expected_mutual_information(t: Contingency) -> float:  # nats
     "Mean mutual information of two random partitions with these sizes"
     total = t.a.sum()
     (a, times_a), (b, times_b) = t.a.unique(return_counts=True), t.b.unique(return_counts=True)
@@ -247,17 +212,12 @@ def expected_mutual_information(
     return expected
 
 # %% ../../nbs/72_metrics.clustering.ipynb #e8af3576
-def log_binomial(
-    n: Tensor,
-    k: Tensor,  # 0 to n; beyond n the value means nothing
-) -> Tensor:
-    "Logarithm of n over k"
+def log_binomial(n: Tensor, k: Tensor) -> Tensor:
+    "Logarithm of n over k; beyond n the value means nothing"
     return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma((n - k).clamp(min=0) + 1)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #a3a09969
-def ami(
-    t: Contingency,
-) -> float:  # 1: equal partitions; 0: as good as chance
+def ami(t: Contingency) -> float:  # 1: equal partitions; 0: as good as chance
     "Mutual information over that of chance, normalised by the mean of both entropies"
     if len(t.n) == len(t.a) == len(t.b):  # the same partition
         return 1.0
@@ -266,9 +226,7 @@ def ami(
     return (mutual_information(t) - expected) / math.copysign(max(abs(room), 2.0**-52), room)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #db208867
-def f1(
-    t: Contingency,
-) -> float:  # 0 to 1
+def f1(t: Contingency) -> float:  # 0 to 1
     "F1 over pairs of images: in one class against in one cluster"
     together, class_pairs, cluster_pairs = (float((size * (size - 1)).sum()) for size in (t.n, t.a, t.b))
     both = class_pairs + cluster_pairs

@@ -18,10 +18,7 @@ from ..distances import check_batch
 from .neighbours import as_points, nearest
 
 # %% ../../nbs/71_metrics.retrieval.ipynb #7fb8432f
-def _as_tensor(
-    x: Tensor | np.ndarray,  # or a sequence of numbers
-    what: str,  # how to call it in an error
-) -> Tensor:  # detached; an array is copied
+def _as_tensor(x: Tensor | np.ndarray, what: str) -> Tensor:  # detached; an array is copied
     "An array in any order and byte order as a tensor; what holds no numbers is refused"
     if isinstance(x, Tensor):
         return x.detach()
@@ -63,12 +60,8 @@ class Retrieval:
     neighbours: Tensor | None = None  # their gallery indices, (N, k)
 
 # %% ../../nbs/71_metrics.retrieval.ipynb #9e6cb4a9
-def relevant_images(
-    labels: Tensor,  # of the queries, (N,)
-    gallery: Tensor,  # of the gallery, (M,)
-    own: bool,  # the queries are the gallery
-) -> Tensor:  # (N,)
-    "How many gallery images of its class each query could find"
+def relevant_images(labels: Tensor, gallery: Tensor, own: bool) -> Tensor:  # (N,)
+    "How many gallery images of its class each query could find; `own`: the queries are the gallery"
     classes, count = gallery.unique(return_counts=True)
     place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
     return torch.where(classes[place] == labels, count[place], 0) - int(own)
@@ -115,28 +108,19 @@ def retrieve(
     return Retrieval(hits, relevant_images(labels, labels_gallery, own), own, index)
 
 # %% ../../nbs/71_metrics.retrieval.ipynb #9c6a7bb9
-def recall(
-    r: Retrieval,
-    k: int,  # neighbours looked at
-) -> Tensor:  # (N,), 1 or 0
+def recall(r: Retrieval, k: int) -> Tensor:  # (N,), 1 or 0
     "recall@k: is any of the k nearest of the query's class?"
     return r.hits[:, :k].any(1).double()
 
 # %% ../../nbs/71_metrics.retrieval.ipynb #56f345d2
-def precision_sum(
-    r: Retrieval,
-    depth: Tensor | int,  # neighbours looked at, for all or for each query
-) -> Tensor:  # (N,)
-    "The sum over hits i within depth of the precision of the first i neighbours"
+def precision_sum(r: Retrieval, depth: Tensor | int) -> Tensor:  # (N,)
+    "The sum over hits i within a depth (of all, or of each query) of the precision of the first i neighbours"
     rank = torch.arange(1, r.hits.shape[1] + 1, device=r.hits.device)
     depth = torch.as_tensor(depth, device=r.hits.device).reshape(-1, 1)
     return (r.hits.cumsum(1).double() / rank * (r.hits & (rank <= depth))).sum(1)
 
 # %% ../../nbs/71_metrics.retrieval.ipynb #16f6b990
-def map_at(
-    r: Retrieval,
-    k: int,  # neighbours looked at
-) -> Tensor:  # (N,)
+def map_at(r: Retrieval, k: int) -> Tensor:  # (N,)
     "map@k: average precision of the k nearest, over the images that could be found"
     return precision_sum(r, k) / r.relevant.clamp(min=1)
 

@@ -17,11 +17,8 @@ from ..distances import unit
 from .neighbours import block_rows, power_of_two
 
 # %% ../../nbs/73_metrics.space.ipynb #633d2239
-def class_sums(
-    z: Tensor,  # embeddings, (N, D)
-    labels: Tensor,  # (N,)
-) -> tuple[Tensor, Tensor, Tensor]:  # (C, D) sums, (C,) squared lengths added up, (C,) sizes; float64
-    "Sums of the unit embeddings of each class"
+def class_sums(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    "Sums of the unit embeddings of each class (C, D), their squared lengths added up, and sizes; all float64"
     classes, index, size = labels.unique(return_inverse=True, return_counts=True)
     total = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
     square = torch.zeros(len(classes), dtype=torch.float64, device=z.device)
@@ -73,11 +70,8 @@ def ratio(
     return intra(z, labels, sums) / max(inter(z, labels, sums), 1e-8)
 
 # %% ../../nbs/73_metrics.space.ipynb #583bc0e3
-def spectrum(
-    f: Tensor,  # embeddings, (N, D)
-    normalize: bool = False,  # divide by the sum
-) -> Tensor:  # (min(N, D),) float64, falling
-    "Singular values of the embeddings as they are, not centred"
+def spectrum(f: Tensor, normalize: bool = False) -> Tensor:  # (min(N, D),) float64, falling
+    "Singular values of the embeddings as they are, not centred; `normalize` divides by their sum"
     n, d = f.shape
     if n < d:
         s = torch.linalg.svdvals(f.double())
@@ -116,17 +110,13 @@ def rho(
     return rho_of(spectrum(f), mode, drop_smallest)
 
 # %% ../../nbs/73_metrics.space.ipynb #fdd5f2a3
-def effective_rank_of(
-    s: Tensor,  # singular values, (n,)
-) -> float:  # 1 to n; 0 for the zero matrix
+def effective_rank_of(s: Tensor) -> float:  # 1 to n; 0 for the zero matrix
     "Exponential of the entropy of given singular values"
     p = s.double() / s.double().sum().clamp(min=1e-300)
     return float(torch.special.entr(p).sum().exp()) if s.any() else 0.0
 
 # %% ../../nbs/73_metrics.space.ipynb #f0e671eb
-def effective_rank(
-    f: Tensor,  # embeddings, (N, D)
-) -> float:  # 1 to min(N, D)
+def effective_rank(f: Tensor) -> float:  # 1 to min(N, D)
     "How many directions the embeddings use: exponential of the entropy of the singular values"
     return effective_rank_of(spectrum(f))
 
@@ -152,9 +142,7 @@ def class_spectra(
     return classes, values
 
 # %% ../../nbs/73_metrics.space.ipynb #4fa49329
-def norms(
-    f: Tensor,  # raw embeddings, (N, D)
-) -> Tensor:  # (N,) float64
+def norms(f: Tensor) -> Tensor:  # (N,) float64
     "Lengths of the embeddings, whatever their size: squares neither overflow nor vanish"
     scale = power_of_two(f)
     return torch.cat([(block.double() * scale).norm(dim=1) for block in f.split(block_rows(f))]) / scale

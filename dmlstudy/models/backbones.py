@@ -23,20 +23,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..core import generator, lookup
 
 # %% ../../nbs/30_models.backbones.ipynb #f49450e2
-def _stay_eval(
-    layer: nn.Module,  # a batch normalisation
-    mode: bool = True,  # what the caller asked for; not followed
-) -> nn.Module:  # the layer
-    "Stands in for `layer.train`"
+def _stay_eval(layer: nn.Module, mode: bool = True) -> nn.Module:  # the layer
+    "Stands in for `layer.train`, whatever mode is asked for"
     layer.training = False
     return layer
 
 
-def freeze_batchnorm(
-    module: nn.Module,  # changed in place
-    affine: bool = True,  # the affine weights and biases stay trainable; False: they are frozen too
-) -> nn.Module:  # the same module
-    "Keep every batch normalisation in evaluation mode, whatever `.train()` says: its statistics never move"
+def freeze_batchnorm(module: nn.Module, affine: bool = True) -> nn.Module:  # the same module
+    "Keep batch normalisations in evaluation mode, whatever `.train()` says; without `affine` freeze their weights too"
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
             layer.train = partial(_stay_eval, layer)
@@ -49,17 +43,11 @@ def freeze_batchnorm(
 class Pool(nn.Module):
     "Feature maps to feature vectors"
 
-    def __init__(
-        self,
-        kind: str = "avg",  # avg, or double: average plus maximum
-    ):
+    def __init__(self, kind: str = "avg"):
         super().__init__()
         self.kind = lookup("pooling", kind, ("avg", "double"))
 
-    def forward(
-        self,
-        x: Tensor,  # (B, C, h, w)
-    ) -> Tensor:  # (B, C, 1, 1), as the pooling layers of torchvision's networks
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, 1, 1), as the pooling layers of torchvision's networks
         mean = x.mean((2, 3), keepdim=True)
         return mean if self.kind == "avg" else mean + x.amax((2, 3), keepdim=True)
 
@@ -110,10 +98,7 @@ def inception_convolutions() -> list[tuple]:  # name, channels in, channels out,
 class BNInception(nn.Module):
     "BN-Inception up to its pooled features; expects BGR images, 0 to 255, mean subtracted"
 
-    def __init__(
-        self,
-        pool: str = "avg",  # avg or double
-    ):
+    def __init__(self, pool: str = "avg"):
         super().__init__()
         for name, width, out, kernel, stride in inception_convolutions():
             self.add_module(name, nn.Conv2d(width, out, kernel, stride, padding=kernel // 2))
@@ -140,10 +125,7 @@ class BNInception(nn.Module):
         ]
         return torch.cat([self.chain(x, prefix, "1x1"), *branches] if one else branches, 1)
 
-    def forward(
-        self,
-        x: Tensor,  # (B, 3, H, W)
-    ) -> Tensor:  # (B, 1024)
+    def forward(self, x: Tensor) -> Tensor:  # (B, 1024)
         size, x = tuple(x.shape[2:]), self.stem(x)
         if x.shape[2] % 4 or x.shape[3] % 4:
             raise ValueError(
@@ -181,11 +163,9 @@ def read_weights(
 
 # %% ../../nbs/30_models.backbones.ipynb #a4310d00
 def load_weights(
-    module: nn.Module,  # changed in place
-    state: dict[str, Tensor] | str | Path,  # name -> tensor, or a weight file
-    source: str = "",  # where the tensors come from, for messages; empty: the file
+    module: nn.Module, state: dict[str, Tensor] | str | Path, source: str = ""
 ) -> nn.Module:  # the same module
-    "Load weights that fit entirely, or list what does not and load nothing"
+    "Load weights (a state, or a file) that fit entirely, or list what does not and load nothing"
     if not isinstance(state, dict):
         state, source = read_weights(state), source or str(state)
     want = module.state_dict()
@@ -241,8 +221,7 @@ BNINCEPTION_FILE = "bn_inception-52deb4733.pth"  # of pretrained-models.pytorch;
 
 # %% ../../nbs/30_models.backbones.ipynb #ba2dde5d
 def seeded(
-    make: Callable[[], nn.Module],  # builds a network, drawing its weights from the global generator
-    rng: torch.Generator,  # on the CPU; one number is drawn from it
+    make: Callable[[], nn.Module], rng: torch.Generator
 ) -> nn.Module:  # on the CPU; the same for the same state of the generator
     "Build a network whose random weights depend on a generator alone, and leave the global one as it was"
     seed = int(torch.randint(2**62, (), generator=rng))
