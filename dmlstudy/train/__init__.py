@@ -385,9 +385,10 @@ def _threads(n: int | None):
 
 
 def _all_hooks(run: Run, folder: Path | None, given: Sequence) -> list:
-    "Those that are given, then the usual ones that they do not replace"
-    usual = [*([Monitor()] if run.monitor else []), Guard(), *([Checkpoint()] if folder else [])]
-    return [*given, *(hook for hook in usual if not any(isinstance(own, type(hook)) for own in given))]
+    "Those that are given and the usual ones that they do not replace; what is monitored is there when a state is saved"
+    absent = lambda hook: not any(isinstance(own, type(hook)) for own in given)
+    first, last = [Monitor()] if run.monitor else [], [Guard(), *([Checkpoint()] if folder else [])]
+    return [*filter(absent, first), *given, *filter(absent, last)]
 
 # %% ../../nbs/89_train.ipynb #c4f9927f
 def fit(
