@@ -32,6 +32,8 @@ MADE = {  # notebooks that make several, and their stems
 SWEEPS = {"roth_samplers": "samplers", "roth_fig3": "samplers", "roth_fig7": "switch"}
 SWEEPS |= {"roth_corrections": "corrections", "sec_main": "sec_main", "roth_memorization": "memorization"}
 SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup"}
+SWEEPS |= {"sec_table2": "sec_weights", "sec_table5": "sec_heads", "sec_fig1": "sec_norms", "sec_fig2": "sec_norms"}
+SWEEPS |= {"sec_optimizers": "sec_optimizers"}
 
 
 ALONE = {"sec_theory", "sec_table3"}  # say nothing about runs: measured on the spot, or settings
@@ -49,6 +51,8 @@ def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
     if path.stem in ("protocol", "roth_toys", "search"):
         return True
+    if path.stem == "sec_table4":
+        return batch_file("glyphs").is_file() and bool(study_records("glyphs", ["TML"])[0])
     return batch_file("glyphs").is_file() and bool(experiment_records(SWEEPS.get(path.stem, "objectives"), "glyphs")[0])
 
 

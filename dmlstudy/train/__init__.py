@@ -275,11 +275,19 @@ class Progress:
             self.shown.close()
 
 # %% ../../nbs/89_train.ipynb #4e5f6a7b
+def _short(value: float | list) -> float | list:
+    return [_short(v) for v in value] if isinstance(value, list) else float(f"{value:.5g}")
+
+
 class Monitor:
-    "Record the norms and the violated triplets of each step"
+    "Record the norms and the violated triplets of each step, and the norms of eight training images"
 
     def __init__(self):
-        self.rows = []
+        self.rows, self.images = [], None
+
+    def begin(self, state: State) -> None:
+        if (held := getattr(state.feed, "inputs", None)) is not None:  # in memory: spread over the classes
+            self.images = held["train"][torch.linspace(0, len(held["train"]) - 1, 8).long(), 0]
 
     def before_step(self, state: State, now: Step) -> None:
         length = now.f.norm(dim=1)
@@ -287,12 +295,17 @@ class Monitor:
         row = {"norm_mean": mean, "norm_var": variance, "norm_cv": variance.sqrt() / mean}
         if now.triplets is not None and hasattr(state.objective.loss, "violated"):
             row["violated"] = state.objective.loss.violated(now.f, now.labels, now.triplets)
+        if self.images is not None:
+            model, training = state.network.model, state.network.model.training
+            model.eval()
+            with torch.no_grad():
+                row["norm_images"] = state.network(self.images).norm(dim=1)
+            model.train(training)
         self.rows.append(row)
 
     def measured(self, state: State, step: int, values: Mapping) -> None:
         for name in self.rows[0] if self.rows else ():
-            column = torch.stack([row[name] for row in self.rows]).tolist()
-            state.monitor.setdefault(name, []).extend(float(f"{v:.5g}") for v in column)
+            state.monitor.setdefault(name, []).extend(_short(torch.stack([row[name] for row in self.rows]).tolist()))
         self.rows = []
 
 # %% ../../nbs/89_train.ipynb #2d3e4f5a
@@ -379,10 +392,10 @@ def _threads(n: int | None):
 
 
 def _all_hooks(run: Run, folder: Path | None, given: Sequence) -> list:
-    "Those that are given, then the usual ones that they do not replace"
-    usual = [Guard(), *([Checkpoint()] if folder else [])]
-    more = [hook for hook in usual if not any(isinstance(own, type(hook)) for own in given)]
-    return [*([Monitor()] if run.monitor else []), *given, *more]  # what is recorded is there before it is kept
+    "Those that are given and the usual ones that they do not replace; what is monitored is there when a state is saved"
+    absent = lambda hook: not any(isinstance(own, type(hook)) for own in given)
+    first, last = [Monitor()] if run.monitor else [], [Guard(), *([Checkpoint()] if folder else [])]
+    return [*filter(absent, first), *given, *filter(absent, last)]
 
 # %% ../../nbs/89_train.ipynb #c4f9927f
 def fit(
