@@ -22,10 +22,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import gettempdir
+from typing import TYPE_CHECKING
 
 from .core import cache_dir, lookup
 from .records import outputs, shown
 from .study import EXPERIMENTS, PROFILES, Job, jobs_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # %% ../nbs/99_cli.ipynb #45937b48
 def numbers(
@@ -258,6 +262,31 @@ def _report(args: argparse.Namespace) -> int:  # exit status
     print(write_report(args.profile))
     return 0
 
+# %% ../nbs/99_cli.ipynb #e7a1c006
+def _array(file: str) -> "np.ndarray":
+    "What a file of NumPy holds"
+    import numpy as np
+
+    try:
+        return np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{file} is no file of NumPy, as np.save writes it: {error}") from error
+
+
+def _evaluate(args: argparse.Namespace) -> int:  # exit status
+    "Measure embeddings in a file, each metric with its interval over classes"
+    from dmlstudy.comparison import class_intervals
+
+    f, labels = _array(args.embeddings), _array(args.labels)
+    if f.ndim != 2 or labels.shape != f.shape[:1]:
+        raise ValueError(f"embeddings are (N, D) and labels (N,); got {f.shape} and {labels.shape}")
+    table = class_intervals(f, labels, names(args.metrics) or None)
+    if args.csv:
+        table.to_csv(args.csv, index=False)
+    print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; 95 % intervals over classes")
+    print(table.to_string(index=False, float_format=lambda v: f"{v:.4f}"))
+    return 0
+
 # %% ../nbs/99_cli.ipynb #521539f8
 def _list(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
@@ -404,7 +433,13 @@ _DATA_OPTIONS = {
     "decoded": _switch("--decoded", "prepare: write a decoded copy (without archive: always)"),
     "no_strict": _switch("--no-strict", "take other archives and numbers of images, leave unreadable images out"),
 }
-_OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS
+_EVALUATE_OPTIONS = {
+    "embeddings": _option("embeddings", "file of NumPy, (N, D)"),
+    "labels": _option("labels", "file of NumPy, (N,)"),
+    "metrics": _many("--metrics", "such as recall@1 map@r nmi (default: the usual ones)"),
+    "csv": _option("--csv", "write the table there, too", metavar="FILE"),
+}
+_OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
@@ -415,6 +450,7 @@ COMMANDS = {  # name -> function and options
     "report": (_report, "profile"),
     "search": (_search, "profile jobs dry_run retry"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
+    "evaluate": (_evaluate, "embeddings labels metrics csv"),
     "list": (_list, ""),
 }
 
