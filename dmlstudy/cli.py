@@ -77,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.report import collect
 
     notebooks()  # without them nothing can be run, and nothing is written
-    if args.extend:
+    if args.extend or any(name.startswith("folder:") for name in args.datasets):
         return _run_own(args)
     jobs, began = _asked_jobs(args), time.perf_counter()
     with fresh_outputs() if args.fresh else nullcontext():
@@ -117,24 +117,44 @@ def _on_cluster(address: str, jobs: Sequence[Job], resources: Sequence[str] = ()
         return run_batch(jobs, workers, executor)
 
 # %% ../nbs/99_cli.ipynb #0e47e402
+_RANKED = ("ImageNet", "Margin (D, beta=1.2)", "MultiSimilarity", "Triplet (D)", "ProxyNCA", "Softmax")
+
+
+def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the folders among the data sets
+    "Read folders of images, say what is in them, and choose a profile for photographs"
+    from dmlstudy.data.folder import folder_summary, load_folder, resolve_folder
+
+    args.datasets = [resolve_folder(name) for name in names(args.datasets)]
+    folders = [name for name in args.datasets if name.startswith("folder:")]
+    if folders:
+        args.profile = "photos" if args.profile == "glyphs" else args.profile
+        args.seeds = args.seeds or ["0-2"]
+    for name in folders:
+        print(folder_summary(load_folder(name)))
+    return folders
+
+
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
     from dmlstudy.batch import run_batch
-    from dmlstudy.comparison import search_choice, standing, try_all, verdicts, write_comparison_of
+    from dmlstudy.comparison import said, search_choice, standing, try_all, verdicts, write_comparison_of
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
 
     if args.fresh:
         raise ValueError("--extend goes without --fresh: an edited file makes other runs, and trains them")
-    file = os.environ["DMLSTUDY_EXTEND"] = str(Path(args.extend).resolve())  # for the notebooks, too
-    profile, began, there = PROFILES[args.profile], time.perf_counter(), extend(file)
-    args.methods, args.experiments = [";".join(names(args.methods, ";") or there)], ["objectives"]
+    if args.extend:
+        os.environ["DMLSTUDY_EXTEND"] = str(Path(args.extend).resolve())  # for the notebooks, too
+    began, folders = time.perf_counter(), _own_images(args)
+    args.methods = [";".join(names(args.methods, ";") or [*extend(), *(_RANKED if folders else ())])]
+    args.experiments, profile = ["objectives"], PROFILES[args.profile]
     jobs = _asked_jobs(args)
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*((j.dataset, j.seed) for j in jobs), strict=True))
     methods = [name for name in names(args.methods, ";") if name in OWN]
     try_all(methods, datasets, args.profile)
     seed = [profile.search["seed"]] if profile.search else []
-    trials = jobs_of(args.profile, ["search"], datasets, seed, methods) if seed else []
+    searched = [name for name in datasets if name not in folders]  # the rows were searched there
+    trials = jobs_of(args.profile, ["search"], searched, seed, methods) if seed and searched and methods else []
     if args.dry_run:
         return _dry_run([*trials, *jobs], args.jobs)
     cluster, needs = args.scheduler, args.resources
@@ -143,8 +163,11 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     if not failures:
         search_choice(methods, datasets, args.profile, load_record)
         failures = execute(jobs)
-    table = standing(methods, datasets, seeds, args.profile)
-    print(*verdicts(table), *write_comparison_of(table, args.profile), sep="\n")
+    table = standing(methods, datasets, seeds, args.profile, names(args.methods, ";") if folders else None)
+    if not table.empty:
+        print(said(table).to_string(index=False) if folders else "", *verdicts(table), sep="\n")
+        stem = "" if methods else Path(folders[0]).name.replace("#", "-")
+        print(*write_comparison_of(table, args.profile, stem), sep="\n")
     return _end(None, failures, began)
 
 # %% ../nbs/99_cli.ipynb #8ad76ee6
@@ -191,6 +214,7 @@ def _obstacles(jobs: Sequence[Job]) -> list[str]:
     from dmlstudy.data.prepare import usable
 
     asked = dict.fromkeys((job.dataset, job.strict_data) for job in jobs)
+    asked = [pair for pair in asked if not pair[0].startswith("folder:")]  # which was read to be named
     found = [why for name, strict in asked if (why := usable(name, strict=strict))]
     for folder in (outputs(), cache_dir()):
         nearest = next(place for place in (folder, *folder.parents) if place.exists())
@@ -409,7 +433,7 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "profile": _option("--profile", "scale of the study (default: glyphs)", default="glyphs"),
     "any_profile": _option("--profile", "only this one"),
     "experiments": _many("--experiments", "notebooks in nbs/experiments (default: those of the profile)"),
-    "datasets": _many("--datasets", "data sets (default: those of the profile)"),
+    "datasets": _many("--datasets", "data sets, or folder:DIR (default: those of the profile)"),
     "seeds": _many("--seeds", "such as 0-4 or 0 2 (default: those of the profile)"),
     "methods": _many("--methods", "rows of the tables, separated by semicolons (default: those of the profile)"),
     "extend": _option("--extend", "a Python file with losses of your own", metavar="FILE"),

@@ -55,8 +55,8 @@ def standing(
     "Where methods stand among recorded ones"
     rows = []
     for dataset in datasets:
-        others = methods_of(profile, dataset) if baselines is None else baselines
-        names = [*dict.fromkeys([*methods, *(name for name in others if METHODS[name].loss)])]
+        others = [m for m in methods_of(profile, dataset) if METHODS[m].loss] if baselines is None else baselines
+        names = [*dict.fromkeys([*methods, *others])]
         runs = {m: {seed: run_of(profile, dataset, m, seed) for seed in seeds} for m in names}
         values = {m: found for m in names if (found := _values(runs[m], "recall@1"))}
         rivals = [m for m in values if m not in methods]
@@ -90,7 +90,8 @@ def search_choice(
 ) -> None:
     "Choose the learning rates of methods as those of the study were chosen, and keep the choice"
     p = PROFILES[profile]
-    trials = [r for d in datasets for r in (search_runs(profile, d, p.search["seed"], methods) if p.search else ())]
+    datasets = [d for d in datasets if p.search and not d.startswith("folder:")]  # where the rows were searched
+    trials = [run for d in datasets for run in search_runs(profile, d, p.search["seed"], methods)]
     if trials:
         keep_choice(p, choose([record(run) for run in tqdm(trials, "trials on held-out classes", leave=False)]))
 
@@ -103,10 +104,12 @@ def compare(
     baselines: Sequence[str] | None = None,  # rows to compare with, trained if need be; None: all that are recorded
 ) -> pd.DataFrame:  # as from `standing`
     "Train losses of your own under the study's protocol, and set them beside its rows"
+    from dmlstudy.data.folder import resolve_folder
     from dmlstudy.own import register
 
     lookup("profile", profile, PROFILES)
-    datasets, seeds = [datasets] if isinstance(datasets, str) else [*datasets], [*seeds]
+    datasets = [resolve_folder(name) for name in ([datasets] if isinstance(datasets, str) else datasets)]
+    seeds = [*seeds]
     methods = [lookup("method", one, METHODS) and one if isinstance(one, str) else register(one) for one in own]
     for name in baselines or ():
         lookup("method", name, METHODS)
@@ -183,13 +186,16 @@ def draw(
 def write_comparison_of(
     table: pd.DataFrame,  # as from `standing`
     profile: str,
+    stem: str = "",  # of the files; empty: the names of your methods
 ) -> list[str]:  # paths of the files
     "Write a comparison below `outputs/own`"
     from matplotlib import pyplot as plt
 
-    stem = "_".join(sorted({*table.loc[table["yours"], "method"]})) or "rows"
+    stem = stem or "_".join(sorted({*table.loc[table["yours"], "method"]}))
     stem = "".join(c if c.isalnum() else "_" for c in stem)[:60]
-    searched = "from the study's number of trials" if PROFILES[profile].search else "that of the protocol, not searched"
+    folder = table["dataset"].str.startswith("folder:").any()
+    trials = PROFILES[profile].search and not folder
+    searched = "from the study's number of trials" if trials else "that of the protocol, not searched"
     notes = f"Profile {profile}; learning rate {searched}. Intervals: 95 %, over seeds; differences are paired by seed."
     file = write_table(stem, table, said(table), " ".join(verdicts(table)), notes, "own")
     figure = draw(table)

@@ -135,7 +135,8 @@ def make_objective(
         raise ValueError(f"{method} is not trained: it has no objective")
     if n_classes < 1 or dim < 1:
         raise ValueError(f"an objective needs the number of classes and of dimensions; got {n_classes} and {dim}")
-    recipe = row.recipe(lookup("data set", dataset, [*DATASETS]), p_switch, eta)
+    known = [dataset] if dataset.startswith("folder:") else [*DATASETS]
+    recipe = row.recipe(lookup("data set", dataset, known), p_switch, eta)
     loss, miner, regularizer = (dict(recipe[part] or {}) for part in ("loss", "miner", "regularizer"))
     if row.loss in OWN:
         terms = {row.regularizer: make_regularizer(regularizer.pop("name"), **regularizer)} if regularizer else {}

@@ -112,6 +112,16 @@ def _fields(said: Mapping) -> dict:  # with None for what is named under `unset`
     return {k: v for k, v in said.items() if k != "unset"} | dict.fromkeys(said.get("unset", ()))
 
 
+def _folder_fields(profile: Profile, dataset: str, protocol: str) -> dict:
+    "For images of one's own: some eight epochs, 120 to 1,200 steps, measured five times"
+    from dmlstudy.data.folder import load_folder
+
+    if "model" not in (fields := _fields(profile.protocols.get(protocol, {}))):
+        raise ValueError("a folder of images needs a profile with a network for photographs: --profile photos")
+    steps = 60 * min(max(round(8 * len(load_folder(dataset).train) / fields["batch_size"] / 60), 2), 20)
+    return fields | {"steps": steps, "eval_every": steps // 5}
+
+
 def protocol_fields(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
@@ -119,6 +129,8 @@ def protocol_fields(
 ) -> dict:  # fields of a run, before anything that is the method's own
     "The protocol of a method's paper on a data set"
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
+    if dataset.startswith("folder:"):
+        return _folder_fields(p, dataset, row.protocol)
     lookup(f"data set of profile {profile!r}", dataset, dict.fromkeys([*p.datasets, *p.by_dataset]))
     if not p.methods and row.protocol not in p.by_dataset[dataset]:
         known = ", ".join(d for d, by_protocol in p.by_dataset.items() if row.protocol in by_protocol)
@@ -321,7 +333,8 @@ class Job:
         "Where its executed copy goes"
         shard = f"-{zlib.crc32(self.methods.encode()) & 0xFFFFFF:06x}" if self.methods else ""
         shard += "" if self.strict_data else "-any-data"
-        return outputs() / "notebooks" / self.experiment / f"{self.profile}-{self.dataset}-{self.seed}{shard}.ipynb"
+        dataset = self.dataset.rpartition("/")[2].replace("#", "-")  # of a folder of images its last name
+        return outputs() / "notebooks" / self.experiment / f"{self.profile}-{dataset}-{self.seed}{shard}.ipynb"
 
 # %% ../nbs/91_study.ipynb #1fd793df
 def jobs_of(
@@ -339,7 +352,7 @@ def jobs_of(
     given = {"experiment": (experiments, EXPERIMENTS), "data set": (datasets, DATASETS), "method": (methods, METHODS)}
     for kind, (names, known) in given.items():
         for name in names:
-            lookup(kind, name, known)
+            lookup(kind, name, [name] if kind == "data set" and name.startswith("folder:") else known)
     jobs = []
     for experiment in experiments or p.experiments:
         own = p.experiments.get(experiment, {})

@@ -37,7 +37,7 @@ def test_every_metric_has_its_value_and_interval(files, capsys):
         (lambda d: np.save(d / "y.npy", np.arange(119)), "got (120, 8) and (119,)"),
         (lambda d: (d / "f.npy").write_text("0.1, 0.2"), "is no file of NumPy, as np.save writes it"),
         (lambda d: (d / "f.npy").unlink(), "No such file"),
-        (lambda d: np.save(d / "f.npy", np.full((120, 8), np.nan)), "finite"),
+        (lambda d: np.save(d / "f.npy", np.full((120, 8), np.nan)), "hold NaN or infinity"),
     ],
 )
 def test_wrong_files_are_refused_in_a_sentence(files, capsys, change, said):

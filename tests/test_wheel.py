@@ -11,13 +11,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BARE = """
 import sys
 
-class Absent:  # what the extras bring
-    names = {names}
+class Without:  # what the extras bring
+    names, finders = {names}, sys.meta_path[:]
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+            return None
+        return next(filter(None, (finder.find_spec(name, path, target) for finder in self.finders)), None)
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path[:] = [Without()]
 sys.path.insert(0, {folder!r})
 """
 EXTRAS = {"torchvision", "PIL", "safetensors", "matplotlib", "pandas", "papermill", "ipykernel", "nbformat", "nbclient"}
