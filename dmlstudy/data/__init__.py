@@ -9,6 +9,7 @@ __all__ = ['DATASETS', 'make_data']
 from pathlib import Path
 
 from ..core import lookup
+from .folder import FOLDER, load_folder
 from .glyphs import RECIPES, load_glyphs
 from .layouts import SOURCES, load_images
 from .splits import Data
@@ -35,4 +36,6 @@ def make_data(
         decoded: images on disk: read the decoded copy that `prepare` wrote
     """
     options = {"strict": strict, "decoded": decoded} if name in SOURCES else {}
+    if name.startswith(FOLDER):
+        return load_folder(name)
     return lookup("data set", name, DATASETS)(name, root, **options)

@@ -1,0 +1,63 @@
+"""Images of one's own, from an empty folder: mixed sizes and modes, one broken, one class of one."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from dmlstudy import cli
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Eleven classes of coloured noise, each with a colour of its own."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DMLSTUDY_EXTEND", "")
+    rng = np.random.default_rng(0)
+    for c, colour in enumerate(rng.integers(40, 215, (11, 3))):
+        folder = tmp_path / "photos" / f"colour {c}"
+        folder.mkdir(parents=True)
+        for i in range(5 if c else 1):
+            size = (*rng.integers(40, 200, 2), 3)
+            image = Image.fromarray((colour + rng.normal(0, 30, size)).clip(0, 255).astype(np.uint8))
+            mode, end = [("RGB", "jpg"), ("L", "png"), ("RGBA", "png"), ("CMYK", "jpg"), ("P", "png")][i]
+            image.convert(mode).save(folder / f"{i}.{end}")
+    (tmp_path / "photos/colour 3/broken.jpg").write_bytes(b"\xff\xd8 no picture")
+    return tmp_path
+
+
+def test_methods_are_ranked_on_a_folder(photos, capsys):
+    words = ["run", "--datasets", f"folder:{photos / 'photos'}", "--seeds", "0", "--jobs", "1"]
+    with pytest.warns(UserWarning, match=r"1 of 52 images cannot be read.*broken\.jpg"):
+        assert cli.main([*words, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "train 5 classes, 25 images (5 to 5 a class, median 5)" in told and "left out: colour 3/broken.jpg" in told
+    assert "pictures in training and test classes: 0" in told and "6 runs in" in told
+    assert cli.main([*words, "--methods", "ImageNet; Softmax"]) == 0
+    told = capsys.readouterr().out
+    (table,) = (photos / "outputs/own/tables").glob("photos*.csv")
+    rows = pd.read_csv(table).set_index("method")
+    assert {*rows.index} == {"ImageNet", "Softmax"} and "recall@1, %" in told
+    assert rows["recall@1"].between(20, 100).all()  # five classes of five images; chance is 17
+    assert (photos / "outputs/own/figures" / f"{table.stem}.png").is_file()
+    assert cli.main([*words, "--methods", "ImageNet; Softmax"]) == 0
+    assert "2 runs, 2 of them recorded; 0 to train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("nowhere", "there is no folder"),
+        ("photos/colour 1", "holds no images in class folders"),
+        ("list.csv", "list.csv, line 2: the image or its label is missing"),
+        ("two.csv", "two.csv has 2 classes of two or more images: 10 are needed"),
+    ],
+)
+def test_what_cannot_be_used_gets_one_sentence(photos, capsys, name, said):
+    (photos / "list.csv").write_text("image,label\nphotos/colour 1/0.jpg,\n")
+    rows = [f"photos/colour {c}/{i}.{'jpg' if i == 0 else 'png'},{c}" for c in (1, 2) for i in (0, 1)]
+    (photos / "two.csv").write_text("\n".join(["image,label", *rows]))
+    assert cli.main(["run", "--datasets", f"folder:{photos / name}", "--dry-run"]) == 2
+    complaint = capsys.readouterr().err
+    assert said in complaint and complaint.count("\n") == 1

@@ -1,0 +1,119 @@
+"""A loss of one's own, from a file and from a notebook: trained like the others, set beside them, or refused."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dmlstudy import cli, own
+from dmlstudy.core import make_run
+from dmlstudy.methods import METHODS
+
+ROOT = Path(__file__).resolve().parents[1]
+METHOD = """
+import torch
+from pytorch_metric_learning import losses, miners
+from dmlstudy.own import Own
+
+class MyLoss(torch.nn.Module):
+    def forward(self, f, labels):
+        same = labels[:, None] == labels
+        d = torch.cdist(f, f)
+        return d[same].mean() - d[~same].clamp(max=4).mean()
+
+Circle = Own(losses.CircleLoss(), miner=miners.MultiSimilarityMiner())
+Anchors = Own(losses.ProxyAnchorLoss)
+Mined = Own(losses.TripletMarginLoss(), miner="distance", regularizer="sec")
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch, tmp_path):
+    """In a folder of its own; no row stays behind."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    monkeypatch.setenv("DMLSTUDY_EXTEND", "")
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+    own.OWN.clear()
+    own._read.clear()
+
+
+def test_keys_of_committed_records_are_what_they_were():
+    for line in (ROOT / "outputs/records/glyphs.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert make_run(record["run"]).key() == record["key"]
+
+
+def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
+    file = tmp_path / "my_method.py"
+    file.write_text(METHOD)
+    words = ["run", "--profile", "drill", "--jobs", "1", "--extend", str(file)]
+    assert cli.main([*words, "--dry-run"]) == 0
+    assert "8 runs in" in capsys.readouterr().out
+    status = cli.main([*words, "--methods", "MyLoss; Circle; Anchors; Mined; Softmax"])
+    told = capsys.readouterr().out
+    assert status == 0 and told.count("Softmax (") == 4, told
+    table = pd.read_csv(tmp_path / "outputs/own/tables/Anchors_Circle_Mined_MyLoss.csv")
+    assert {*table["method"]} == {"MyLoss", "Circle", "Anchors", "Mined", "Softmax"}
+    mine = table[table["yours"]]
+    assert mine["difference low"].lt(mine["difference high"]).all() and (mine["seeds"] == 2).all()
+    assert (tmp_path / "outputs/own/figures/Anchors_Circle_Mined_MyLoss.png").stat().st_size > 5000
+    assert not (tmp_path / "outputs/records").exists(), "the study's records stay as they are"
+    status = cli.main([*words, "--methods", "MyLoss; Softmax"])
+    assert status == 0 and "4 runs, 4 of them recorded; 0 to train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("return f.norm(dim=1)", "returned a tensor of shape (24,): a loss is one number, such as a mean"),
+        ("return f.mean() * float('nan')", "Bad is nan on random embeddings: a loss must be a finite number"),
+        ("return labels.float().mean()", "Bad does not depend on the embeddings: its gradient is 0"),
+        ("return f.nothing()", "AttributeError: 'Tensor' object has no attribute 'nothing'"),
+        ("return 1.0", "returned 1.0: a loss is one number"),
+    ],
+)
+def test_a_bad_loss_gets_one_sentence(tmp_path, capsys, body, said):
+    file = tmp_path / "bad.py"
+    file.write_text(f"import torch\nclass Bad(torch.nn.Module):\n    def forward(self, f, labels):\n        {body}\n")
+    assert cli.main(["run", "--profile", "drill", "--extend", str(file)]) == 2
+    complaint = capsys.readouterr().err
+    assert said in complaint and complaint.count("\n") == 1 and "Traceback" not in complaint
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (None, "No such file"),
+        ("x = 1", "holds no loss: define a class of torch.nn.Module"),
+        ("import torhc", "cannot be read: ModuleNotFoundError"),
+        ("import torch\nclass Softmax(torch.nn.Module): pass", "is a row of the study: give yours another name"),
+    ],
+)
+def test_a_file_without_losses_is_refused(tmp_path, capsys, text, said):
+    file = tmp_path / "empty.py"
+    if text is not None:
+        file.write_text(text)
+    assert cli.main(["run", "--profile", "drill", "--extend", str(file)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_equal_runs_give_equal_records_though_the_loss_draws():
+    import torch
+
+    from dmlstudy.train import fit
+
+    class Noisy(torch.nn.Module):
+        def forward(self, f, labels):
+            return ((f + 0.1 * torch.rand_like(f)) ** 2).mean()
+
+    own.register(Noisy())
+    run = make_run(method="Noisy", steps=6, eval_every=6, images_per_class=4, batch_size=24)
+    strip = lambda record: {name: part for name, part in record.items() if name != "made"}
+    first = strip(fit(run, "cpu"))
+    torch.rand(5)
+    assert strip(fit(run, "cpu")) == first

@@ -1,0 +1,88 @@
+"""The wheel: lean, lazy, and of use where nothing but PyTorch, NumPy and tqdm is installed."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BARE = """
+import sys
+
+class Without:  # what the extras bring
+    names, finders = {names}, sys.meta_path[:]
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            return None
+        return next(filter(None, (finder.find_spec(name, path, target) for finder in self.finders)), None)
+
+sys.meta_path[:] = [Without()]
+sys.path.insert(0, {folder!r})
+"""
+EXTRAS = {"torchvision", "PIL", "safetensors", "matplotlib", "pandas", "papermill", "ipykernel", "nbformat", "nbclient"}
+EXTRAS |= {"jupyter_client", "psutil", "mistune", "scipy", "statsmodels", "faiss", "sklearn", "timm", "IPython"}
+LOOP = """
+import torch, dmlstudy
+assert dmlstudy.__file__.startswith({folder!r}), dmlstudy.__file__
+from dmlstudy import evaluate, make_loss, make_miner, make_regularizer, make_sampler
+labels = torch.arange(12).repeat_interleave(8)
+rng = torch.Generator().manual_seed(0)
+images = torch.randn(12, 16, generator=rng)[labels] + torch.randn(96, 16, generator=rng)
+net = torch.nn.Linear(16, 8)
+sampler = make_sampler("spc", labels, batch_size=24, samples_per_class=4)
+miner, loss, sec = make_miner("distance"), make_loss("margin", n_classes=12), make_regularizer("sec")
+adam = torch.optim.Adam([{{"params": net.parameters(), "lr": 1e-2}}, *loss.param_groups(1e-2)])
+before = evaluate(net(images).detach(), labels)
+for epoch in range(10):
+    for batch in sampler:
+        f = net(images[batch])
+        value = loss(f, labels[batch], miner(f, labels[batch], rng)) + sec(f, labels[batch])
+        adam.zero_grad(); value.backward(); adam.step()
+after = evaluate(net(images).detach(), labels)
+assert after["recall@1"] > before["recall@1"] and {{"nmi", "map@r", "rho"}} <= after.keys()
+for name, extra in (("fit", "data"), ("make_data", "data"), ("compare", "study"), ("main", "study")):
+    try:
+        getattr(dmlstudy, name)
+    except ImportError as error:
+        assert f"pip install 'dmlstudy[{{extra}}]'" in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The folder into which the wheel is unpacked, and what its METADATA says."""
+    folder = tmp_path_factory.mktemp("wheel")
+    how = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(folder)]
+    source = folder / "source"  # building leaves folders behind
+    source.mkdir()
+    for name in ("settings.ini", "setup.py", "pyproject.toml", "README.md", "LICENSE", "dmlstudy"):
+        (source / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *how, str(source)], check=True, cwd=folder)
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site", next((folder / "site").glob("*.dist-info/METADATA")).read_text()
+
+
+def test_the_wheel_asks_for_three_packages(wheel):
+    needs = [line.partition(": ")[2] for line in wheel[1].splitlines() if line.startswith("Requires-Dist")]
+    assert sorted(need.split(">")[0] for need in needs if "extra ==" not in need) == ["numpy", "torch", "tqdm"]
+    for extra, name in (("data", "torchvision"), ("study", "torchvision"), ("study", "papermill"), ("dev", "pandas")):
+        assert any(need.startswith(name) and f'extra == "{extra}"' in need for need in needs), (extra, name)
+
+
+def test_the_library_works_without_the_extras(wheel, tmp_path):
+    folder = str(wheel[0])
+    code = BARE.format(names=sorted(EXTRAS), folder=folder) + LOOP.format(folder=folder)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_losses_load_as_fast_as_torch(wheel, tmp_path):
+    code = f"import sys, time; sys.path.insert(0, {str(wheel[0])!r}); import torch; began = time.process_time(); "
+    code += "import dmlstudy.losses; sys.exit(time.process_time() - began > 0.3)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
