@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup study test test-slow prepare clean
+.PHONY: help setup study test test-slow prepare docs clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -21,7 +21,7 @@ setup: $(VENV)/.ready  ## make .venv with the exact versions of the study
 
 $(VENV)/.ready: constraints.hashed.txt settings.ini setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11, 5) else f"Python 3.11.5 or later is needed; {sys.executable} is {v[0]}.{v[1]}.{v[2]}. Choose another with: make PYTHON=/path/to/python3.11 ...")'
-	@echo "Setting up $(VENV): some 190 packages, two to ten minutes (PyTorch with CUDA is large; a GPU is not needed)."
+	@echo "Setting up $(VENV): some 200 packages, two to ten minutes (PyTorch with CUDA is large; a GPU is not needed)."
 	@date +%s > $(VENV).started
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --require-hashes --requirement constraints.hashed.txt
@@ -42,6 +42,9 @@ prepare: setup  ## the daily loop: format, export, test, clean, write the README
 	@$(BIN)/python tools/export.py && $(BIN)/nbdev_clean && $(BIN)/nbdev_test --n_workers 2
 	@$(BIN)/python tools/readme.py
 	@echo "Prepared. Fill notebooks whose outputs changed with: python tools/fill.py nbs/NAME.ipynb"
+
+docs: setup  ## write the site to _docs/site: notebooks, reference, tables; without a network
+	@$(BIN)/python tools/docs.py
 
 clean:  ## remove .venv; results stay
 	rm -rf $(VENV) $(VENV).started

@@ -120,8 +120,10 @@ def _folder_fields(profile: Profile, dataset: str, protocol: str) -> dict:
 
     if "model" not in (fields := _fields(profile.protocols.get(protocol, {}))):
         raise ValueError("a folder of images needs a profile with a network for photographs: --profile photos")
-    steps = 60 * min(max(round(8 * len(load_folder(dataset).train) / fields["batch_size"] / 60), 2), 20)
-    return fields | {"steps": steps, "eval_every": steps // 5}
+    n = len(load_folder(dataset).train)
+    batch = min(fields["batch_size"], 2 * (n // 5))
+    steps = 60 * min(max(round(8 * n / batch / 60), 2), 20)
+    return fields | {"batch_size": batch, "steps": steps, "eval_every": steps // 5}
 
 
 def protocol_fields(

@@ -1,0 +1,114 @@
+"""Write the site: notebooks, reference and tables as static pages in _docs/site. Nothing of it needs a network."""
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+from latex2mathml.converter import convert
+from nbconvert import MarkdownExporter
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE, SITE = ROOT / "_docs/source", ROOT / "_docs/site"
+MATH = re.compile(r"(```.*?```|`[^`\n]+`)|\$\$(.+?)\$\$|\$(?![\s\d])([^$\n]+?)(?<!\s)\$", re.S)
+DIRECTIVE = re.compile(r"^#\s*\|.*\n?", re.M)
+
+
+def with_math(text: str) -> str:
+    """Formulas as MathML, which browsers draw by themselves; code stays as it is."""
+
+    def drawn(found: re.Match) -> str:
+        code, display, inline = found.groups()
+        how = "block" if display else "inline"
+        return code or convert(display or inline, display=how).replace("|", "&#124;").replace("&#x0007C;", "&#124;")
+
+    return MATH.sub(drawn, text)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def page_of(path: Path) -> Path:
+    """A notebook as a page at the same place, with links to other notebooks as links to their pages."""
+    notebook, target = nbformat.read(path, 4), (SOURCE / path.relative_to(ROOT)).with_suffix(".md")
+    notebook.cells = [c for c in notebook.cells if not re.match(r"#\s*\|\s*(hide|default_exp)\b", c.source)]
+    notebook.metadata["language_info"] = {"name": "python"}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = DIRECTIVE.sub("", cell.source)
+        else:
+            cell.source = re.sub(r"\.ipynb\)", ".md)", with_math(cell.source))
+    exporter = MarkdownExporter(exclude_input_prompt=True, exclude_output_prompt=True)
+    text, found = exporter.from_notebook_node(notebook, resources={"output_files_dir": f"{path.stem}_files"})
+    write(target, text)
+    for name, data in found["outputs"].items():
+        (target.parent / name).parent.mkdir(exist_ok=True)
+        (target.parent / name).write_bytes(data)
+    return target
+
+
+def reference(module: Path) -> Path:
+    """The public names of a module: signatures with the meaning of each argument, and where the source is explained."""
+    text = module.read_text(encoding="utf-8")
+    lines, tree = text.split("\n"), ast.parse(text)
+    name = ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    notebook = re.search(r"File to edit: (?:\.\./)*(\S+)\.ipynb", text)
+    parts = [f"# {name}", f"Source: [the notebook](../{notebook[1]}.md)" if notebook else ""]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_":
+            first = next((n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), node)
+            head = lines[node.lineno - 1 : node.body[0].lineno - 1] if first is node else [f"class {node.name}:"]
+            head += lines[first.lineno - 1 : first.body[0].lineno - 1] if first is not node else []
+            said = (ast.get_docstring(node) or "").split("\n\nArgs:")[0]
+            parts += [f"## {node.name}", said, "```python\n" + "\n".join(head) + "\n```"]
+    target = SOURCE / "reference" / f"{name}.md"
+    write(target, "\n\n".join(parts) + "\n")
+    return target
+
+
+def main() -> None:
+    shutil.rmtree(ROOT / "_docs", ignore_errors=True)
+    write(SOURCE / "index.md", with_math((ROOT / "README.md").read_text(encoding="utf-8")).replace(".ipynb)", ".md)"))
+    shutil.copytree(
+        ROOT / "outputs",
+        SOURCE / "outputs",
+        ignore=lambda d, names: [
+            n for n in names if n in ("runs", "records", "notebooks", "live") or n.endswith((".html", ".pdf", ".jsonl"))
+        ],
+    )
+    folders = {"Tutorials": "tutorials", "Tables and figures": "paper", "Experiments": "experiments", "Speed": "bench"}
+    at = lambda path: str(path.relative_to(SOURCE))
+    pages = lambda folder: [at(page_of(p)) for p in sorted((ROOT / "nbs" / folder).glob("*.ipynb"))]
+    nav = [{"Start": "index.md"}, *({title: pages(folder)} for title, folder in folders.items())]
+    modules = [p for p in sorted((ROOT / "dmlstudy").rglob("*.py")) if p.name != "_modidx.py"]
+    tables = sorted((SOURCE / "outputs/tables").glob("*.md"))
+    nav += [{"Library": pages("")}, {"Reference": [at(reference(p)) for p in modules]}]
+    nav += [{"Results": [at(p) for p in [SOURCE / "outputs/claims.md", *tables] if p.is_file()]}]
+    settings = {
+        "site_name": "dmlstudy",
+        "docs_dir": str(SOURCE),
+        "site_dir": str(SITE),
+        "use_directory_urls": False,  # pages open from a disk
+        "theme": {"name": "material", "font": False, "features": ["navigation.tabs", "navigation.top", "toc.follow"]},
+        "plugins": ["search", "offline"],
+        "markdown_extensions": ["tables", "toc", "pymdownx.highlight", "pymdownx.superfences"],
+        "extra": {"generator": False},
+        "validation": {
+            "links": {"not_found": "info", "unrecognized_links": "ignore"},
+            "nav": {"omitted_files": "ignore"},
+        },
+        "nav": nav,
+    }
+    write(ROOT / "_docs/mkdocs.yml", json.dumps(settings, indent=1))  # JSON is YAML
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "_docs/mkdocs.yml")]
+    subprocess.run(command, check=True)
+    print(f"{len([*SITE.rglob('*.html')])} pages: {SITE / 'index.html'}")
+
+
+main()
