@@ -211,7 +211,11 @@ def source_note(
     "Where the numbers of a table or a figure are from"
     sets = "; ".join(f"`{d}` for {NAMES[role(d)]}" for d in datasets if d in ROLES)
     seeds = ", ".join(str(seed) for seed in sorted({r["run"]["seed"] for r in records}))
-    text = f"From {len(records)} runs of profile `{profile}`, seeds {seeds}; mean and 95 % t-interval over seeds."
+    shown = {r["run"]["dataset"] for r in records}
+    names = " and ".join(f"`{p}`" for p in profiles_shown(profile) if shown & {*PROFILES[p].datasets}) or f"`{profile}`"
+    text = f"From {len(records)} runs of profile {names}, seeds {seeds}; mean and 95 % t-interval over seeds."
+    if "grocery" in shown:
+        text += " `grocery` are photographs, with a network pre-trained on ImageNet that is none of the papers'."
     if sets:
         text += (
             f" The data are embedded, rendered characters that stand in for the papers' sets ({sets}): a value answers "
