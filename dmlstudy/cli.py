@@ -133,11 +133,11 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
         print(folder_summary(load_folder(name)))
     return folders
 
-
+# %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
     from dmlstudy.batch import run_batch
-    from dmlstudy.comparison import said, search_choice, standing, try_all, verdicts, write_comparison_of
+    from dmlstudy.comparison import _search_choice, _try_all, said, standing, verdicts, write_comparison_of
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
 
@@ -151,7 +151,7 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     jobs = _asked_jobs(args)
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*((j.dataset, j.seed) for j in jobs), strict=True))
     methods = [name for name in names(args.methods, ";") if name in OWN]
-    try_all(methods, datasets, args.profile)
+    _try_all(methods, datasets, args.profile)
     seed = [profile.search["seed"]] if profile.search else []
     searched = [name for name in datasets if name not in folders]  # the rows were searched there
     trials = jobs_of(args.profile, ["search"], searched, seed, methods) if seed and searched and methods else []
@@ -161,7 +161,7 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     execute = lambda jobs: _on_cluster(cluster, jobs, needs) if cluster else run_batch(jobs, args.jobs)
     failures = execute(trials) if trials else []
     if not failures:
-        search_choice(methods, datasets, args.profile, load_record)
+        _search_choice(methods, datasets, args.profile, load_record)
         failures = execute(jobs)
     table = standing(methods, datasets, seeds, args.profile, names(args.methods, ";") if folders else None)
     if not table.empty:
