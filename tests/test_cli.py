@@ -243,4 +243,4 @@ def test_exit_status_of_the_process(tmp_path):
 
 def test_settings_name_the_command():
     settings = (Path(cli.__file__).parents[1] / "settings.ini").read_text()
-    assert "console_scripts = dmlstudy=dmlstudy.cli:main" in settings
+    assert "console_scripts = dmlstudy=dmlstudy:main" in settings

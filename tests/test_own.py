@@ -59,7 +59,7 @@ def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
     table = pd.read_csv(tmp_path / "outputs/own/tables/Anchors_Circle_Mined_MyLoss.csv")
     assert {*table["method"]} == {"MyLoss", "Circle", "Anchors", "Mined", "Softmax"}
     mine = table[table["yours"]]
-    assert mine["difference low"].lt(mine["difference high"]).all() and (mine["seeds"] == 2).all()
+    assert mine["difference low"].le(mine["difference high"]).all() and (mine["seeds"] == 2).all()
     assert (tmp_path / "outputs/own/figures/Anchors_Circle_Mined_MyLoss.png").stat().st_size > 5000
     assert not (tmp_path / "outputs/records").exists(), "the study's records stay as they are"
     status = cli.main([*words, "--methods", "MyLoss; Softmax"])
