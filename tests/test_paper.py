@@ -36,7 +36,7 @@ SWEEPS |= {"sec_table2": "sec_weights", "sec_table5": "sec_heads", "sec_fig1": "
 SWEEPS |= {"sec_optimizers": "sec_optimizers"}
 
 
-ALONE = {"sec_theory", "sec_table3"}  # say nothing about runs: measured on the spot, or settings
+ALONE = {"sec_theory", "sec_table3", "photos"}  # measured on the spot, settings, no embedded data
 
 
 def source(path: Path) -> str:
