@@ -28,7 +28,16 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from .core import Run, root, write_atomically
-from .records import StaleRecord, load_record, outputs, recorded, run_folder, save_record, sound_batch
+from dmlstudy.records import (
+    StaleRecord,
+    load_record,
+    outputs,
+    recorded,
+    recorded_keys,
+    run_folder,
+    save_record,
+    sound_batch,
+)
 from .study import PROFILES, Job, jobs_of
 
 # %% ../nbs/96_batch.ipynb #1759b126
@@ -604,10 +613,11 @@ def batch_status(profile: str | None = None) -> dict[str, dict]:
     "Profile (None: all begun here) -> (experiment, data set) -> [runs, recorded, being trained, failed]"
     files = [*(outputs() / "batches").glob("*.json"), *(outputs() / "records").glob("*.jsonl")]
     begun = [name for name in PROFILES if name in {file.stem for file in files}]
-    out: dict[str, dict] = {}
+    out, known = {}, recorded_keys()
     for name in [profile] if profile else begun:
         for key, where in _read_plan(name).items():
-            row, state = out.setdefault(name, {}).setdefault((*where,), [0, 0, 0, 0]), state_of(key)
+            row = out.setdefault(name, {}).setdefault((*where,), [0, 0, 0, 0])
+            state = "recorded" if key in known else state_of(key)
             row[0] += 1
             if state:
                 row[("recorded", "training", "failed").index(state) + 1] += 1
@@ -615,7 +625,7 @@ def batch_status(profile: str | None = None) -> dict[str, dict]:
 
 
 def state_of(key: str) -> str | None:  # recorded, training or failed; None: not begun
-    "What is known of a run from its key, without reading its record"
+    "What is known of a run from its key"
     folder = outputs() / "runs" / key
     if recorded(key):
         return "recorded"
