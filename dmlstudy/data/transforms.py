@@ -108,7 +108,7 @@ TRANSFORMS: dict[str, dict[str, tuple]] = {  # name -> train or test -> steps wi
     "cifar": {"train": (_MOST, ("flip",)), "test": ()},
     **{
         f"squash{side}": {"train": (("squash", side), ("flip",)), "test": (("squash", side),)}
-        for side in (128, 160, 224)
+        for side in (96, 128, 160, 224)
     },
 }
 

@@ -280,7 +280,7 @@ def _short(value: float | list) -> float | list:
 
 
 class Monitor:
-    "Record the norms and the violated triplets of each step, and the norms of eight training images"
+    "Record norms and violated triplets of each step, norms of eight training images, and of all test images at the end"
 
     def __init__(self):
         self.rows, self.images = [], None
@@ -307,6 +307,12 @@ class Monitor:
         for name in self.rows[0] if self.rows else ():
             state.monitor.setdefault(name, []).extend(_short(torch.stack([row[name] for row in self.rows]).tolist()))
         self.rows = []
+        if step == state.run.steps:
+            parts = [part for part in ("query", "gallery") if part in state.feed.labels] or ["test"]
+            norms = torch.cat([embed_split(state.network, state.feed, part) for part in parts]).norm(dim=1)
+            labels = {"label": torch.cat([state.feed.labels[part] for part in parts])}
+            labels |= {"coarse": state.coarse["test"]} if "test" in state.coarse else {}
+            state.monitor["test"] = {"norm": _short(norms.tolist())} | {k: v.tolist() for k, v in labels.items()}
 
 # %% ../../nbs/89_train.ipynb #2d3e4f5a
 def chosen_steps(
