@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VERDICTS', 'read_ledger', 'Effect', 'verdict_of', 'needed_for', 'run_table', 'difference', 'interaction', 'trend',
-           'span', 'peak', 'spread', 'lead', 'inflation', 'measured', 'link', 'stronger_link', 'gain_link',
+           'span', 'peak', 'spread', 'lead', 'inflation', 'computed', 'link', 'stronger_link', 'gain_link',
            'evaluate_claims', 'shown_effect', 'claims_figure']
 
 # %% ../nbs/95_claims.ipynb #e8433ccd
@@ -248,9 +248,9 @@ def inflation(runs: pd.DataFrame, methods: Sequence[str]) -> Effect | None:
     return _mean_effect([(best - chosen).mean(axis=1)]) if len(best) and len(chosen) else None
 
 
-def measured(runs: pd.DataFrame, metric: str) -> Effect | None:
-    "A metric that is a result by itself, over seeds"
-    return _mean_effect([runs.groupby("seed")[metric].mean().dropna()]) if metric in runs else None
+def computed(runs: pd.DataFrame, metric: str) -> Effect | None:
+    "A number that is computed and not sampled: it is its own interval"
+    return Effect(*[runs[metric].iloc[0]] * 3, 1) if metric in runs else None
 
 # %% ../nbs/95_claims.ipynb #e3f24345
 def link(
@@ -296,7 +296,7 @@ def gain_link(
 
 # %% ../nbs/95_claims.ipynb #3735a171
 _LINKS = (link, stronger_link, gain_link)
-_TESTS = (difference, interaction, trend, span, peak, spread, lead, inflation, measured, *_LINKS)
+_TESTS = (difference, interaction, trend, span, peak, spread, lead, inflation, computed, *_LINKS)
 
 
 def evaluate_claims(runs: pd.DataFrame, ledger: Sequence[Mapping]) -> pd.DataFrame:
