@@ -208,5 +208,10 @@ SIMCLR_METHODS = {
     "SimCLR + SEC": Method(
         **_VIEWS, regularizer="sec", regularizer_args={"eta": 0.1}, ramps=True, about="and equal norms"
     ),
+    "SimCLR + L2": Method(**_VIEWS, regularizer="l2", regularizer_args={"eta": 0.005}, about="and small norms"),
+    "SupCon": Method("supcon", protocol="simclr", about="images of a class in place of views"),
+    "SupCon + SEC": Method(
+        "supcon", protocol="simclr", regularizer="sec", regularizer_args={"eta": 0.1}, about="and equal norms"
+    ),
 }
 METHODS = {**ROTH_METHODS, **SEC_METHODS, **SIMCLR_METHODS}

@@ -33,7 +33,7 @@ SWEEPS = {"roth_samplers": "samplers", "roth_fig3": "samplers", "roth_fig7": "sw
 SWEEPS |= {"roth_corrections": "corrections", "sec_main": "sec_main", "roth_memorization": "memorization"}
 SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup"}
 SWEEPS |= {"sec_table2": "sec_weights", "sec_table5": "sec_heads", "sec_fig1": "sec_norms", "sec_fig2": "sec_norms"}
-SWEEPS |= {"sec_optimizers": "sec_optimizers"}
+SWEEPS |= {"sec_optimizers": "sec_optimizers", "sec_table1": "simclr", "sec_attributes": "sec_norms"}
 
 
 ALONE = {"sec_theory", "sec_table3", "photos"}  # measured on the spot, settings, no embedded data

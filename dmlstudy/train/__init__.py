@@ -26,6 +26,7 @@ from tqdm.auto import tqdm
 from ..core import Run, generator, root, versions, write_atomically
 from ..feeds import reader_processes
 from ..metrics import evaluate
+from ..metrics.linear import every_other, linear_accuracy
 from ..metrics.space import class_spectra, spectrum
 from ..models import FROZEN_STEMS, weights_sha256
 from .network import decay_rates, embed_split, matmul_precision
@@ -43,6 +44,20 @@ def class_spectrum(
     "Singular values of each class's unit embeddings over their sum, averaged over classes"
     smallest = labels.unique(return_counts=True)[1].min()
     return class_spectra(normalize(f, dim=1), labels)[1][:, :smallest].mean(0)
+
+# %% ../../nbs/89_train.ipynb #9c27a101
+def _linear(state: State, part: str) -> float:
+    "Accuracy of a linear classifier on the features before the embedding layer"
+    model, training = state.network.model, state.network.model.training
+    backbone = model.backbone.tail if state.feed.stem else model.backbone
+    features = lambda part: torch.cat([backbone(x).float() for x in state.feed.pieces(part)])
+    model.eval()
+    with torch.no_grad():
+        h, labels = features(part), state.feed.labels[part]
+        known = (features("train"), state.feed.labels["train"]) if state.linear == "train" else ()
+    model.train(training)
+    own = every_other(labels)
+    return linear_accuracy(*known, h, labels) if known else linear_accuracy(h[own], labels[own], h[~own], labels[~own])
 
 # %% ../../nbs/89_train.ipynb #80e71bb8
 def measure(
@@ -69,6 +84,8 @@ def measure(
         more["same_visit"] = torch.arange(len(f["test"])).to(f["test"].device) < len(f["query"])
     for name, labels in more.items():
         out["test"][name] = evaluate(f["test"], labels.long(), ["recall@1"], **options)["recall@1"]
+    for curve in {"test", "validation"} & {*out} if state.linear else ():
+        out[curve]["linear_accuracy"] = _linear(state, curve)
     if "train" in out:
         s = spectrum(normalize(f["train"], dim=1) if on_sphere else f["train"])
         out["train"]["spectrum"] = _four_digits(s / s.sum())

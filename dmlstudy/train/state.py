@@ -83,6 +83,7 @@ def metrics_of(
         "visits": (*recalls, "map@r"),
         "validation": ("recall@1", "recall@2", "recall@4", "recall@8", "map_c", "map@r", "nmi", "f1", *norms),
         "train": ("recall@1", "intra", "inter", "ratio", "rho", *norms),
+        "features": ("linear_accuracy",),  # before the embedding layer, of what learns without labels
     }
 
 
@@ -133,6 +134,7 @@ class State:
     sampler: object = None
     metrics: Mapping = field(default_factory=dict)  # curve -> split and metric names
     coarse: Mapping = field(default_factory=dict)  # split -> coarse labels (N,), where it has some
+    linear: str | None = None  # what a linear classifier is fitted to: train, or half of what is measured; None: none
     mixup: tuple[nn.Module, ManifoldMixup] | None = None  # as from `mixup_of`
     skipped: int = 0  # unreadable images left out
     folder: Path | None = None  # for what is kept
@@ -211,6 +213,8 @@ def resolve(
     state.skipped = len(data_of(run).left_out)
     coarse = {part: split.coarse for part, split in splits.items()}
     state.coarse = {part: labels.to(device) for part, labels in coarse.items() if labels is not None}
+    if METHODS[run.method].protocol == "simclr":
+        state.linear = "train" if splits["train"].class_names == splits["test"].class_names else "half"
     return state
 
 # %% ../../nbs/81_train.state.ipynb #11a18edf
