@@ -19,7 +19,7 @@ from scipy import stats
 from .core import Run, asset, lookup
 from .records import SELECTIONS, selected
 from .stats import correlation, correlation_interval, seeds_needed, t_interval
-from .tables import study_records
+from .tables import dataset_order, study_records
 
 # %% ../nbs/95_claims.ipynb #95c261e0
 def read_ledger() -> list[dict]:  # in the order of the file; names of groups are replaced by their methods
@@ -84,8 +84,11 @@ def run_table(
         main = record["key"] in plain
         rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
         rows += [{**run, "main": main, **values, **rules}] if values else []
-    table = pd.DataFrame(rows)
-    return table[table["dataset"].isin(table.loc[table["main"], "dataset"])] if rows else table
+    if not rows:
+        return pd.DataFrame()
+    table, order = pd.DataFrame(rows), dataset_order(records)
+    table = table.sort_values("dataset", key=lambda names: names.map(order.index), kind="stable", ignore_index=True)
+    return table[table["dataset"].isin(table.loc[table["main"], "dataset"])]
 
 # %% ../nbs/95_claims.ipynb #e6f49af0
 _MACHINE = {"strict_data", "pixels", "precision", "channels_last", "compile", "eval_every", "monitor", "dataset"}
