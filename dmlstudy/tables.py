@@ -73,8 +73,9 @@ def experiment_records(
             there: dict[tuple, set] = {}
             for run in (r["run"] for r in _records(name)[0]):
                 there.setdefault((run["dataset"], run["seed"]), set()).add(run["method"])
-            asked = (runs_of(experiment, name, *at, sorted(methods)) for at, methods in there.items())
-            keys |= {run.key() for runs in asked for run in runs}
+            sets = PROFILES[name].experiments[experiment].get("datasets")
+            asked = [(*at, sorted(methods)) for at, methods in there.items() if sets is None or at[0] in sets]
+            keys |= {run.key() for some in asked for run in runs_of(experiment, name, *some)}
     return [r for r in records if r["key"] in keys], results[results["key"].isin(keys)]
 
 # %% ../nbs/93_tables.ipynb #61209c23
