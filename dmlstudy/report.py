@@ -137,7 +137,7 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
     from jinja2 import Environment
 
     about = lookup("profile", profile, PROFILES).about
-    records, sources, claims = [*each_record(profile)], _said(), shown(profile) / "claims.md"
+    records, sources, claims = [*each_record(profile, ["run", "made"])], _said(), shown(profile) / "claims.md"
     page = Environment(autoescape=True).from_string(asset("report.html").read_text(encoding="utf-8"))
     page = page.render(
         profile=profile,
@@ -236,8 +236,8 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
 def show(profile: str, out: Callable[[str], None] = print) -> list[Failure]:  # empty if all is well
     "Make results.csv, tables, figures and report from the kept records of a profile"
     began = time.perf_counter()
-    settings = {r["key"]: setting_of(profile, make_run(r["run"])) for r in each_record(profile)}
-    write_results(shown(profile) / "results.csv", tidy(profile, each_record(profile), settings))
+    settings = {r["key"]: setting_of(profile, make_run(r["run"])) for r in each_record(profile, ["run"])}
+    write_results(shown(profile) / "results.csv", tidy(profile, each_record(profile, ["run", "curves"]), settings))
     sources = sorted((notebooks() / "paper").glob("*.ipynb"))
     drawn = [(source, more) for source in sources for more in DRAWN.get(source.stem, [{}])]
     failures = []
