@@ -493,8 +493,9 @@ def main(
         args = _parsed(words)
         if getattr(args, "profile", ""):
             lookup("profile", args.profile, PROFILES)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
+            if hasattr(signal, sign) and signal.getsignal(getattr(signal, sign)) is signal.SIG_DFL:  # not under nohup
+                signal.signal(getattr(signal, sign), signal.default_int_handler)
         return args.function(args)
     except KeyboardInterrupt:
         print("\nstopped: what is recorded is kept, and the same command goes on from there", file=sys.stderr)

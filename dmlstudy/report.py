@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from jupyter_core.utils import run_sync
 
-from .batch import Failure, duration, gather, notebooks, what_broke
+from .batch import Failure, _own_folder, duration, gather, notebooks, what_broke
 from .core import asset, lookup, make_run, root, write_atomically
 from .records import data_note, each_record, outputs, shown, sound_batch, tidy, write_batch, write_results
 from .study import PROFILES, Job, jobs_of, setting_of
@@ -198,8 +197,13 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
         def format_kernel_cmd(self, extra_arguments=None):
             return [sys.executable, "-m", "ipykernel_launcher", "-f", self.connection_file, *_QUIET]
 
-    with tempfile.TemporaryDirectory(prefix="dml") as folder:
-        new = lambda: Kernel(transport="ipc", connection_file=f"{folder}/{time.monotonic_ns()}.json")
+    with _own_folder() as folder:  # which another batch removes if this process is killed
+
+        def new() -> Kernel:
+            name = f"{folder.name}-{time.monotonic_ns()}"
+            place = {"transport": "ipc", "ip": f"@dmlstudy-{name}"} if sys.platform == "linux" else {}
+            return Kernel(connection_file=str(folder / f"{name}.json"), **place)
+
         kernel = new()
         paths = [str(Path(sys.modules["dmlstudy"].__file__).parents[1]), os.environ.get("PYTHONPATH")]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DMLSTUDY_ROOT": str(root())}
@@ -211,7 +215,9 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             client = NotebookClient(book, km=kernel)
             try:
                 client.execute(
-                    env={**os.environ, **environment, "IPYTHONDIR": folder}, cwd=str(root()), stderr=subprocess.DEVNULL
+                    env={**os.environ, **environment, "IPYTHONDIR": str(folder)},
+                    cwd=str(root()),
+                    stderr=subprocess.DEVNULL,
                 )
             except Exception as error:
                 error.exec_count = len(_numbered(book)) - 1

@@ -21,11 +21,11 @@ BETTER = ("recall@", "coarse_recall@", "map", "r_precision", "nmi", "ami", "f1")
 
 @pytest.fixture
 def many(tmp_path, monkeypatch) -> Path:
-    """The file of a profile with some 800 records: the committed ones, several times under other keys."""
+    """The file of a profile with the committed records, under other keys."""
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     batch_file("glyphs").parent.mkdir(parents=True)
     lines = COMMITTED.read_text().splitlines(keepends=True)
-    keyed = (f'{{"key":"{i:012x}"{line[line.index(",") :]}' for i, line in enumerate(4 * lines))
+    keyed = (f'{{"key":"{i:012x}"{line[line.index(",") :]}' for i, line in enumerate(lines))
     batch_file("glyphs").write_text("".join(keyed))
     return batch_file("glyphs")
 
