@@ -505,6 +505,11 @@ def main(
         where = f" (nothing says which file it was: look at {outputs()}, {cache_dir()} and {gettempdir()})"
         print(f"dmlstudy: {error}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        print(f"dmlstudy: {error} Write paths out in full, without ~", file=sys.stderr)
+        return 2
     except _DAMAGED as error:
         why = f"{type(error).__name__}: {error}"
         print(f"dmlstudy: a file is damaged or cut off ({why}): fetch or unpack it again", file=sys.stderr)

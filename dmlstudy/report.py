@@ -206,7 +206,8 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
 
         kernel = new()
         paths = [str(Path(sys.modules["dmlstudy"].__file__).parents[1]), os.environ.get("PYTHONPATH")]
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DMLSTUDY_ROOT": str(root())}
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        environment |= {"DMLSTUDY_ROOT": str(root()), "IPYTHONDIR": str(folder)}
 
         def execute(source: Path, target: Path, parameters: Mapping) -> None:
             nonlocal kernel
@@ -214,11 +215,7 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             book.cells.insert(0, nbformat.v4.new_code_cell(_FRESH))
             client = NotebookClient(book, km=kernel)
             try:
-                client.execute(
-                    env={**os.environ, **environment, "IPYTHONDIR": str(folder)},
-                    cwd=str(root()),
-                    stderr=subprocess.DEVNULL,
-                )
+                client.execute(env={**os.environ, **environment}, cwd=str(root()), stderr=subprocess.DEVNULL)
             except Exception as error:
                 error.exec_count = len(_numbered(book)) - 1
                 run_sync(kernel.shutdown_kernel)(now=True)
