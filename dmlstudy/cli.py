@@ -493,8 +493,9 @@ def main(
         args = _parsed(words)
         if getattr(args, "profile", ""):
             lookup("profile", args.profile, PROFILES)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
+            if hasattr(signal, sign) and signal.getsignal(getattr(signal, sign)) is signal.SIG_DFL:  # not under nohup
+                signal.signal(getattr(signal, sign), signal.default_int_handler)
         return args.function(args)
     except KeyboardInterrupt:
         print("\nstopped: what is recorded is kept, and the same command goes on from there", file=sys.stderr)
@@ -503,6 +504,11 @@ def main(
         full = getattr(error, "errno", None) == errno.ENOSPC and not error.filename
         where = f" (nothing says which file it was: look at {outputs()}, {cache_dir()} and {gettempdir()})"
         print(f"dmlstudy: {error}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        print(f"dmlstudy: {error} Write paths out in full, without ~", file=sys.stderr)
         return 2
     except _DAMAGED as error:
         why = f"{type(error).__name__}: {error}"

@@ -9,6 +9,7 @@ __all__ = ['SELECTIONS', 'outputs', 'shown', 'StaleRecord', 'run_folder', 'save_
            'data_note', 'folder_of', 'markdown', 'write_table', 'write_figure']
 
 # %% ../nbs/90_records.ipynb #d5a02129
+import csv
 import functools
 import io
 import json
@@ -56,7 +57,7 @@ def _record(text: str | bytes) -> dict | None:
     return record if whole else None
 
 
-def _line(record: Mapping) -> str:  # the key first, where `_places` looks for it
+def _line(record: Mapping) -> str:  # the key first, where `_places` and `_some` look for it
     return json.dumps({"key": record["key"], **{k: record[k] for k in sorted(record)}}, separators=(",", ":")) + "\n"
 
 # %% ../nbs/90_records.ipynb #c8d4fb38
@@ -154,30 +155,50 @@ class DamagedRecords(ValueError):
     "A file of records with lines that are none, or that contradict each other"
 
 
-def _sound(file: Path, damaged: list[int]) -> Iterator[dict]:
+_DECODER = json.JSONDecoder()
+
+
+def _some(line: bytes, parts: Iterable[str]) -> dict | None:
+    "The key and some parts of a line as `_line` writes it, without a look at the others; None: it is no such line"
+    if not (line.startswith(b'{"key":"') and line.endswith(b"}\n")):
+        return None
+    try:
+        text = line.decode()
+        read = lambda mark: _DECODER.raw_decode(text, text.index(mark) + len(mark))[0]
+        record = {"key": read('{"key":')} | {part: read(f',"{part}":') for part in parts}
+    except (ValueError, RecursionError):
+        return None
+    return record if all(isinstance(record[part], dict) for part in parts) else None
+
+
+def _sound(file: Path, damaged: list[int], parts: Iterable[str] | None = None) -> Iterator[dict]:
     "The records of a file, each once; numbers of the lines that are none, or contradict an earlier one, are added"
     places: dict[str, int] = {}
     with open(file, "rb") as lines, open(file, "rb") as again:
         start = 0
         for number, line in enumerate(lines, 1):
-            record, at, start = _record(line), start, start + len(line)
+            record = (_some(line, parts) if parts else None) or _record(line)
+            at, start = start, start + len(line)
             if record is None:
                 damaged += [number] if line.strip() else []
             elif places.setdefault(record["key"], at) == at:
                 yield record
             else:
                 again.seek(places[record["key"]])
-                damaged += [number] if _record(again.readline()) != record else []
+                damaged += [number] if _record(again.readline()) != _record(line) else []
 
 # %% ../nbs/90_records.ipynb #6b44725d
-def each_record(profile: str) -> Iterator[dict]:  # in the order of the file, which is that of the keys
+def each_record(
+    profile: str,
+    parts: Iterable[str] | None = None,  # such as run and curves, read in a third of the time; None: all of each record
+) -> Iterator[dict]:  # in the order of the file, which is that of the keys
     "The records of a profile, one after another; that there are damaged lines is said at the end"
     file, damaged = batch_file(profile), []
     if not file.is_file():
         raise FileNotFoundError(
             f"there are no records of profile {profile!r} at {file}: make them with dmlstudy run --profile {profile}"
         )
-    yield from _sound(file, damaged)
+    yield from _sound(file, damaged, parts)
     if damaged:
         more = f" (and {len(damaged) - 1} more lines)" if len(damaged) > 1 else ""
         raise DamagedRecords(
@@ -218,12 +239,13 @@ def lean(record: Mapping) -> dict:  # a copy
 SELECTIONS = ("validation", "best_test", "last")
 _BETTER = ("recall@", "coarse_recall@", "map", "r_precision", "nmi", "ami", "f1")  # more is better
 _PARTS = (("test", ""), ("visits", "visits/"), ("train", "train/"), ("validation", "validation/"))
+_JUDGES = {"validation": "validation", "best_test": "test", "last": "train"}  # rule -> the curves it looks at
 
 
 def _chosen_at(record: Mapping, selection: str) -> tuple[int, int] | tuple[None, None]:  # None: no validation
     "The place in the curves that a rule looks at, and its step"
     lookup("selection", selection, SELECTIONS)
-    curve = record["curves"].get({"validation": "validation", "best_test": "test", "last": "train"}[selection])
+    curve = record["curves"].get(_JUDGES[selection])
     if curve is None:
         return None, None
     scores = curve["recall@1"]
@@ -231,21 +253,34 @@ def _chosen_at(record: Mapping, selection: str) -> tuple[int, int] | tuple[None,
     return at, curve["step"][at]
 
 
+@functools.lru_cache(maxsize=64)
+def _sources(selection: str, shape: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[tuple[str, ...], list[tuple]]:
+    "Sorted metrics of all curves alike; of each its part of the curves, its name there, and if its maximum counts"
+    parts, found = dict(shape), {"step": (_JUDGES[selection], "step", False)}
+    for part, prefix in _PARTS:
+        for name in parts.get(part, ()):
+            own = selection == "best_test" and part in ("test", "visits") and name.startswith(_BETTER)
+            found |= {prefix + name: (part, name, own)} if name != "step" else {}
+    names = (*sorted(found),)
+    return names, [found[name] for name in names]
+
+
+def _values(record: Mapping, selection: str) -> tuple[tuple[str, ...], list[float]]:
+    "Sorted names of the metrics, and their values under a rule"
+    at, _ = _chosen_at(record, selection)
+    if at is None:
+        return (), []
+    curves = record["curves"]
+    names, sources = _sources(selection, tuple((part, tuple(curve)) for part, curve in curves.items()))
+    return names, [max(curves[part][name]) if own else curves[part][name][at] for part, name, own in sources]
+
+
 def selected(
     record: Mapping,
     selection: str = "validation",  # one of SELECTIONS
 ) -> dict[str, float]:  # metric -> value; of training images train/<metric>; the step; {} if there was no validation
     "The values of a run under a rule"
-    at, step = _chosen_at(record, selection)
-    if at is None:
-        return {}
-    out = {"step": step}
-    for part, prefix in _PARTS:
-        for name, values in record["curves"].get(part, {}).items():
-            if name != "step":
-                own = selection == "best_test" and part in ("test", "visits") and name.startswith(_BETTER)
-                out[prefix + name] = max(values) if own else values[at]
-    return out
+    return dict(zip(*_values(record, selection), strict=True))
 
 # %% ../nbs/90_records.ipynb #ba44bd4f
 def class_hits(
@@ -281,17 +316,18 @@ def tidy(
 ) -> pd.DataFrame:  # key, profile, dataset, method, variant, setting, seed, selection, metric, value; sorted
     "All values of all runs under all rules, a value a row"
     names: dict[tuple, int] = {}  # (selection, metric) -> code
-    heads, lengths, codes, values = [], [], [], []
+    coded = functools.cache(lambda rule, found: np.array([names.setdefault((rule, n), len(names)) for n in found], int))
+    heads, lengths, codes, values = [], [], [np.zeros(0, int)], []
     for r in records:
         run, before = r["run"], len(values)
         for rule in sorted(SELECTIONS):
-            found = sorted(selected(r, rule).items())
-            codes += [names.setdefault((rule, name), len(names)) for name, _ in found]
-            values += [value for _, value in found]
+            found, own = _values(r, rule)
+            codes.append(coded(rule, found))
+            values += own
         own = run["dataset"], run["method"], run["variant"], (settings or {}).get(r["key"], ""), run["seed"]
         heads.append((r["key"], profile, *own))
         lengths.append(len(values) - before)
-    rows, pairs = np.repeat(np.arange(len(heads)), lengths), [*names] or [("", "")]
+    rows, codes, pairs = np.repeat(np.arange(len(heads)), lengths), np.concatenate(codes), [*names] or [("", "")]
     table = {name: [head[i] for head in heads] for i, name in enumerate(_COLUMNS[:7])}
     spread = lambda column, at: pd.Series(pd.Categorical(column)).take(at).reset_index(drop=True)
     frame = {name: spread(column, rows) for name, column in table.items() if name != "seed"}
@@ -300,10 +336,37 @@ def tidy(
     return pd.DataFrame({name: frame[name] for name in (*_COLUMNS, "value")})
 
 # %% ../nbs/90_records.ipynb #c1e0e563
+def _row(cells: Iterable) -> str:
+    "A line of CSV without its end"
+    csv.writer(text := io.StringIO(), lineterminator="").writerow(cells)
+    return text.getvalue()
+
+
+def _heads(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:  # texts (M,), place of each row's text (N,)
+    "Rows of a table as CSV; equal ones that follow each other are written out once"
+    codes = [column.astype("category").cat.codes.to_numpy() for _, column in table.items()]
+    new = np.any([np.diff(code, prepend=-2) != 0 for code in codes], axis=0)
+    return np.array([*map(_row, table[new].itertuples(index=False))], dtype=object), new.cumsum() - 1
+
+
 def write_results(file: Path, table: pd.DataFrame) -> Path:
     "A tidy table as CSV, six digits a value"
-    form = {"index": False, "float_format": "%.6g", "lineterminator": "\n", "na_rep": "nan"}
-    return write_atomically(file, lambda path: table.to_csv(path, **form))
+    *first, _, _, _ = table
+    parts = [_heads(table[first])]
+    for name in ("selection", "metric"):
+        column = table[name].astype("category").cat
+        parts.append((np.array([_row([v, ""])[:-1] for v in column.categories], dtype=object), column.codes.to_numpy()))
+    values, size = table["value"].to_numpy(), 100_000  # rows at a time
+
+    def write(path: Path) -> None:
+        with open(path, "w", encoding="utf-8", newline="") as out:
+            print(*table.columns, sep=",", file=out)
+            for at in range(0, len(table), size):
+                rows = slice(at, at + size)
+                texts = (texts[codes[rows]].tolist() for texts, codes in parts)
+                out.write("".join(map("%s,%s,%s,%.6g\n".__mod__, zip(*texts, values[rows].tolist(), strict=True))))
+
+    return write_atomically(file, write)
 
 # %% ../nbs/90_records.ipynb #2f3b0495
 def summary(results: pd.DataFrame, by: tuple[str, ...] = ("dataset", "method", "metric")) -> pd.DataFrame:

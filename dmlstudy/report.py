@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from jupyter_core.utils import run_sync
 
-from .batch import Failure, duration, gather, notebooks, what_broke
+from .batch import Failure, _own_folder, duration, gather, notebooks, what_broke
 from .core import asset, lookup, make_run, root, write_atomically
 from .records import data_note, each_record, outputs, shown, sound_batch, tidy, write_batch, write_results
 from .study import PROFILES, Job, jobs_of, setting_of
@@ -137,7 +136,7 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
     from jinja2 import Environment
 
     about = lookup("profile", profile, PROFILES).about
-    records, sources, claims = [*each_record(profile)], _said(), shown(profile) / "claims.md"
+    records, sources, claims = [*each_record(profile, ["run", "made"])], _said(), shown(profile) / "claims.md"
     page = Environment(autoescape=True).from_string(asset("report.html").read_text(encoding="utf-8"))
     page = page.render(
         profile=profile,
@@ -198,11 +197,17 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
         def format_kernel_cmd(self, extra_arguments=None):
             return [sys.executable, "-m", "ipykernel_launcher", "-f", self.connection_file, *_QUIET]
 
-    with tempfile.TemporaryDirectory(prefix="dml") as folder:
-        new = lambda: Kernel(transport="ipc", connection_file=f"{folder}/{time.monotonic_ns()}.json")
+    with _own_folder() as folder:  # which another batch removes if this process is killed
+
+        def new() -> Kernel:
+            name = f"{folder.name}-{time.monotonic_ns()}"
+            place = {"transport": "ipc", "ip": f"@dmlstudy-{name}"} if sys.platform == "linux" else {}
+            return Kernel(connection_file=str(folder / f"{name}.json"), **place)
+
         kernel = new()
         paths = [str(Path(sys.modules["dmlstudy"].__file__).parents[1]), os.environ.get("PYTHONPATH")]
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DMLSTUDY_ROOT": str(root())}
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        environment |= {"DMLSTUDY_ROOT": str(root()), "IPYTHONDIR": str(folder)}
 
         def execute(source: Path, target: Path, parameters: Mapping) -> None:
             nonlocal kernel
@@ -210,9 +215,7 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             book.cells.insert(0, nbformat.v4.new_code_cell(_FRESH))
             client = NotebookClient(book, km=kernel)
             try:
-                client.execute(
-                    env={**os.environ, **environment, "IPYTHONDIR": folder}, cwd=str(root()), stderr=subprocess.DEVNULL
-                )
+                client.execute(env={**os.environ, **environment}, cwd=str(root()), stderr=subprocess.DEVNULL)
             except Exception as error:
                 error.exec_count = len(_numbered(book)) - 1
                 run_sync(kernel.shutdown_kernel)(now=True)
@@ -236,8 +239,8 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
 def show(profile: str, out: Callable[[str], None] = print) -> list[Failure]:  # empty if all is well
     "Make results.csv, tables, figures and report from the kept records of a profile"
     began = time.perf_counter()
-    settings = {r["key"]: setting_of(profile, make_run(r["run"])) for r in each_record(profile)}
-    write_results(shown(profile) / "results.csv", tidy(profile, each_record(profile), settings))
+    settings = {r["key"]: setting_of(profile, make_run(r["run"])) for r in each_record(profile, ["run"])}
+    write_results(shown(profile) / "results.csv", tidy(profile, each_record(profile, ["run", "curves"]), settings))
     sources = sorted((notebooks() / "paper").glob("*.ipynb"))
     drawn = [(source, more) for source in sources for more in DRAWN.get(source.stem, [{}])]
     failures = []

@@ -211,7 +211,7 @@ def test_killed_batch_at_ten_random_moments(study, undisturbed):
 
 
 def test_interrupted(study, undisturbed):
-    for sign in (signal.SIGINT, signal.SIGTERM):
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process = study.start("run", *ASKED)
         pids = {event["pid"] for event in study.wait_for("begun", len(study.events("begun")) + 1)}
         began = time.monotonic()

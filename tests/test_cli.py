@@ -233,6 +233,13 @@ def test_data_prepare_unpacks_what_it_is_given(call, tmp_path):
     assert status == 2 and "--archive and --download go with" in complaint
 
 
+def test_a_home_that_nobody_knows_is_a_sentence(call, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # whom no list of users knows
+    status, _, complaint = call("data", "check", "cub200", "--root", "~/data")
+    assert status == 2 and "Could not determine home directory. Write paths out in full" in complaint
+
+
 def test_exit_status_of_the_process(tmp_path):
     code = "import sys; from dmlstudy.cli import main; sys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}

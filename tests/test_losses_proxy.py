@@ -467,6 +467,18 @@ def test_second_derivative(name, variant, more):
         assert gradgradcheck(value, (f, *own.values()))
 
 
+@pytest.mark.parametrize("name, variant, more", TWICE)
+def test_second_derivative_at_zero_is_finite(name, variant, more):
+    f, labels = batch(6)
+    f = f.index_fill(0, torch.tensor([2]), 0.0).requires_grad_()
+    loss = make_loss(name, 4, 5, variant, **more).double()
+    for triplets in calls(loss, len(f))[:2]:
+        if not refused(loss, triplets):
+            (first,) = torch.autograd.grad(loss(f, labels, triplets), f, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), f)
+            assert first.isfinite().all() and second.isfinite().all()
+
+
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in DIFFER])
 def test_without_a_difference_the_variants_agree(name):
     f, labels = FINITE["random"]

@@ -5,15 +5,19 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import time
 from dataclasses import asdict
 from html.parser import HTMLParser
 
 import matplotlib.pyplot as plt
+import nbformat
 import pandas as pd
+import psutil
 import pytest
 
 from dmlstudy import records, report
-from dmlstudy.batch import execute_copy, notebooks
+from dmlstudy.batch import _own_folder, execute_copy, notebooks
 from dmlstudy.core import make_run
 from dmlstudy.look import dots
 from dmlstudy.study import run_of
@@ -182,3 +186,38 @@ def test_in_a_browser(page, width, tmp_path):
     assert (found["thumbnails"], found["left"]) == (0, 0)
     assert found["hidden"] == (width < 1200)  # the last column of Table 2 is seen on a desktop
     assert found["wide"] <= width and found["small"] == 0 and found["unfolded"] == 0
+
+
+DRAW = """
+import sys
+from pathlib import Path
+from dmlstudy.report import one_process
+with one_process() as execute:
+    execute(Path(sys.argv[1]), Path(sys.argv[2]), {})
+"""
+
+
+def test_killed_while_it_draws(tmp_path, monkeypatch):
+    """Nothing is left in the temporary folder, and what is left beside the outputs goes with the next batch."""
+    cells = [nbformat.v4.new_code_cell("", metadata={"tags": ["parameters"]})]
+    code = "import os, time\nfrom pathlib import Path\nPath('drawing').write_text(str(os.getpid()))\ntime.sleep(99)"
+    kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
+    book = nbformat.v4.new_notebook(cells=[*cells, nbformat.v4.new_code_cell(code)], metadata=kind)
+    nbformat.write(book, tmp_path / "slow.ipynb")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(notebooks().parent))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    drawing = tmp_path / "drawing"
+    process = subprocess.Popen([sys.executable, "-c", DRAW, tmp_path / "slow.ipynb", tmp_path / "copy.ipynb"])
+    end = time.monotonic() + 120
+    while not (drawing.exists() and drawing.read_text()) and time.monotonic() < end:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    kernel = int(drawing.read_text())
+    while psutil.pid_exists(kernel) and time.monotonic() < end:  # it ends with the process that started it
+        time.sleep(0.1)
+    assert not psutil.pid_exists(kernel) and not [*(tmp_path / "temporary").iterdir()]
+    with _own_folder() as own:
+        assert {file.name for file in own.parent.iterdir()} == {"lock", own.name}

@@ -75,7 +75,7 @@ def _unpacking(archive: Path, folder: Path) -> Iterator[None]:
 
 def _unpack(archive: Path, stage: Path, most: float) -> int:  # files written
     n, total, free = 0, 0, shutil.disk_usage(stage).free
-    for name, kind, size, opened in _members(archive):
+    for name, kind, size, _ in _members(archive):  # all of them before the first is written
         path, total = PurePosixPath(name), total + size
         wrong = {"leaves the folder": leaves(name), f"lies {len(path.parts)} folders deep": len(path.parts) > 64}
         wrong |= {"is encrypted": kind == "encrypted file", f"is a {kind}": kind not in ("file", "folder")}
@@ -86,6 +86,8 @@ def _unpack(archive: Path, stage: Path, most: float) -> int:  # files written
             raise ValueError(f"{archive} was not unpacked: {why}")
         if total > free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for name, kind, _, opened in _members(archive):
+        path = PurePosixPath(name)
         (stage / path if kind == "folder" else (stage / path).parent).mkdir(parents=True, exist_ok=True)
         if kind == "file":
             with opened() as source, open(stage / path, "wb") as target:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import generator
-from ..distances import as_float, safe_sqrt
+from ..distances import as_float, lengths, safe_sqrt
 from .base import Loss, check_classes, check_numbers
 
 # %% ../../nbs/51_losses.proxy.ipynb #f97cd45d
@@ -259,7 +259,7 @@ class SphereFaceLoss(ProxyLoss):
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         logits, y = self.logits(f, labels, self.scale)
-        scale = f.norm(dim=1, keepdim=True).clamp(min=1e-12) if self.scale is None else self.scale
+        scale = lengths(f)[:, None].clamp(min=1e-12) if self.scale is None else self.scale
         return _cross_entropy(logits, y, scale * self.target(logits.gather(1, y) / scale))
 
 # %% ../../nbs/51_losses.proxy.ipynb #04d79ab1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import generator, lookup
-from ..distances import pair_masks, unit
+from ..distances import lengths, pair_masks, unit
 from dmlstudy.losses.base import (
     Loss,
     all_triplet_hinge,
@@ -333,7 +333,7 @@ class SNRLoss(Loss):
 # %% ../../nbs/50_losses.ranking.ipynb #8b1fd1da
 def _norm_penalty(f: Tensor, weight: float, squared: bool = False) -> Tensor:  # scalar
     "Weight times the mean norm, or squared norm, of raw embeddings"
-    return weight * (f.square().sum(1) if squared else f.norm(dim=1)).mean()
+    return weight * (f.square().sum(1) if squared else lengths(f)).mean()
 
 # %% ../../nbs/50_losses.ranking.ipynb #ef16353c
 class GeneralizedLiftedLoss(Loss):
