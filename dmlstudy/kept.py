@@ -6,7 +6,7 @@
 __all__ = ['best_run', 'keep_model', 'Kept', 'load', 'verification_said', 'find', 'draw_found', 'frozen_scores',
            'training_levels', 'levels_said']
 
-# %% ../nbs/98_kept.ipynb #9e125926
+# %% ../nbs/98_kept.ipynb #5edf3f64
 import hashlib
 import io
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from .batch import record_for
@@ -106,7 +106,7 @@ def _bytes(array: np.ndarray) -> bytes:
     np.save(memory := io.BytesIO(), array)
     return memory.getvalue()
 
-# %% ../nbs/98_kept.ipynb #ea5f310b
+# %% ../nbs/98_kept.ipynb #8fd35a11
 def keep_model(
     run: Run,  # on a folder of images, with validation classes
     folder: Path,  # is made if need be
@@ -114,9 +114,8 @@ def keep_model(
     "Train a run again, and keep its best network with the embeddings of all images"
     best = _Best()
     record = fit(run, hooks=[best])
-    write_atomically(folder / "model.safetensors", lambda path: save_file(best.weights, path))
-    sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    card, data = _card(run, record, best.normalize, sha256), data_of(run)
+    write_atomically(folder / "model.safetensors", content := save(best.weights))
+    card, data = _card(run, record, best.normalize, hashlib.sha256(content).hexdigest()), data_of(run)
     files = Files(data.test.images.folder, [*data.train.images.paths, *data.test.images.paths])
     network, transform = _network(run, best.weights), make_transform(run.transform, False, run.model)
     network.to("cuda" if torch.cuda.is_available() else "cpu")
