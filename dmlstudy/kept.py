@@ -135,7 +135,7 @@ def keep_model(
     write_atomically(folder / "card.json", json.dumps(card, indent=1) + "\n")
     return card
 
-# %% ../nbs/98_kept.ipynb #5248b6a0
+# %% ../nbs/98_kept.ipynb #689ff7c1
 @dataclass
 class Kept:
     "A network that was kept, with what goes with it"
@@ -173,7 +173,7 @@ class Kept:
         lines = (self.folder / "names.txt").read_text(encoding="utf-8").splitlines()
         return [line.split("\t") for line in lines]
 
-
+# %% ../nbs/98_kept.ipynb #e08e7078
 def load(
     folder: str | Path,  # as dmlstudy run --datasets folder:DIR keeps it
 ) -> Kept:
@@ -214,7 +214,7 @@ def _index(file: Path, normalize: bool) -> tuple[Callable, int, int]:
 
     return search, index.ntotal, index.d
 
-# %% ../nbs/98_kept.ipynb #6766675f
+# %% ../nbs/98_kept.ipynb #ded003de
 def verification_said(
     card: Mapping,
 ) -> list[str]:  # a sentence; [] where the card has no threshold
@@ -226,7 +226,7 @@ def verification_said(
     error += " %" if low is None else f" % (95 %: {wrong(low)} to {wrong(high)})"
     return [f"Same class up to a distance of {found['threshold']:.3f}: wrong on {error} of pairs of unseen classes."]
 
-
+# %% ../nbs/98_kept.ipynb #fa1a414b
 def find(
     kept: Kept,  # as from `load`
     images: Sequence[str | Path],
