@@ -133,6 +133,27 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
         print(folder_summary(load_folder(name)))
     return folders
 
+# %% ../nbs/99_cli.ipynb #f1d0c001
+def _keep_best(name: str, methods: list[str], seeds: list[int], profile: str, stem: str) -> None:
+    "Say whether training helps on a folder of images, and keep the best model"
+    import json
+    from dataclasses import asdict
+
+    from dmlstudy.kept import best_run, keep_model, levels_said, training_levels, verification_said
+    from dmlstudy.records import write_table
+
+    if (best := best_run(methods, name, seeds, profile)) is None:
+        print("no model is kept: it is chosen on a fifth of the training classes, and takes two there, so 20 in all")
+        return
+    if len(levels := training_levels(methods, name, seeds, profile)):
+        print(write_table(f"{stem}_training", levels, levels.round(1), told := levels_said(levels), "", "own"), told)
+    folder = outputs() / "own" / "models" / stem
+    card = json.loads((folder / "card.json").read_text()) if (folder / "card.json").is_file() else {}
+    if card.get("run") != asdict(best):
+        card = keep_model(best, folder)
+    print(*verification_said(card))
+    print(f"{folder}: the model of {best.method}, best on validation classes; dmlstudy find --model {folder} IMAGE")
+
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
@@ -143,8 +164,8 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
 
     if args.fresh:
         raise ValueError("--extend goes without --fresh: an edited file makes other runs, and trains them")
-    if args.extend:
-        os.environ["DMLSTUDY_EXTEND"] = str(Path(args.extend).resolve())  # for the notebooks, too
+    if args.extend:  # for the notebooks, too
+        os.environ["DMLSTUDY_EXTEND"] = str(Path(args.extend).resolve())
     began, folders = time.perf_counter(), _own_images(args)
     args.methods = [";".join(names(args.methods, ";") or [*extend(), *(_RANKED if folders else ())])]
     args.experiments, profile = ["objectives"], PROFILES[args.profile]
@@ -168,6 +189,8 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         print(said(table).to_string(index=False) if folders else "", *verdicts(table), sep="\n")
         stem = "" if methods else Path(folders[0]).name.replace("#", "-")
         print(*write_comparison_of(table, args.profile, stem), sep="\n")
+    for name in () if failures else folders:
+        _keep_best(name, names(args.methods, ";"), seeds, args.profile, Path(name).name.replace("#", "-"))
     return _end(None, failures, began)
 
 # %% ../nbs/99_cli.ipynb #8ad76ee6
@@ -309,6 +332,24 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
         table.to_csv(args.csv, index=False)
     print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; 95 % intervals over classes")
     print(table.to_string(index=False, float_format=lambda v: f"{v:.4f}"))
+    return 0
+
+# %% ../nbs/99_cli.ipynb #f1d0c003
+def _find(args: argparse.Namespace) -> int:  # exit status
+    "Print the images nearest to pictures of your own, by a model that was kept"
+    from dmlstudy.kept import draw_found, find, load, verification_said
+
+    if args.k < 1:
+        raise ValueError(f"--k is the number of images to find, 1 or more; got {args.k}")
+    kept = load(args.model)
+    found = find(kept, [*dict.fromkeys(args.image)], args.k)
+    for query, rows in found.groupby("query", sort=False):
+        shown = rows[["distance", "class", "image"]].to_string(index=False, float_format=lambda v: f"{v:.3f}")
+        print(query, shown, sep="\n")
+    print(*verification_said(kept.card))
+    if args.picture:
+        draw_found(kept, found).savefig(args.picture, dpi=150)
+        print(args.picture)
     return 0
 
 # %% ../nbs/99_cli.ipynb #521539f8
@@ -463,7 +504,13 @@ _EVALUATE_OPTIONS = {
     "metrics": _many("--metrics", "such as recall@1 map@r nmi (default: the usual ones)"),
     "csv": _option("--csv", "write the table there, too", metavar="FILE"),
 }
-_OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS
+_FIND_OPTIONS = {
+    "image": _option("image", "files to find the nearest images to", nargs="+", metavar="IMAGE"),
+    "model": _option("--model", "folder of the model, as `run --datasets folder:DIR` names it", required=True),
+    "k": _option("--k", "images to find (default: 8)", type=int, default=8),
+    "picture": _option("--picture", "draw them there, such as found.png", metavar="FILE"),
+}
+_OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
@@ -475,6 +522,7 @@ COMMANDS = {  # name -> function and options
     "search": (_search, "profile jobs dry_run retry"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels metrics csv"),
+    "find": (_find, "image model k picture"),
     "list": (_list, ""),
 }
 

@@ -1,0 +1,119 @@
+"""The best model of a ranking on images of one's own: kept, read again, and asked for the nearest images."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dmlstudy import cli
+from dmlstudy.kept import load
+
+MODES = ("RGB", "L", "CMYK", "RGB")
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory):
+    """Twenty classes of four JPEGs in mixed sizes and modes, one broken, ranked by the command; and what it said."""
+    place, rng = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
+    for c, colour in enumerate(rng.integers(100, 160, (20, 3))):
+        (folder := place / "photos" / f"colour {c}").mkdir(parents=True)
+        for i, mode in enumerate(MODES):
+            noise = (colour + rng.normal(0, 60, (*rng.integers(40, 200, 2), 3))).clip(0, 255)
+            Image.fromarray(noise.astype(np.uint8)).convert(mode).save(folder / f"{i}.jpg")
+    (place / "photos/colour 3/broken.jpg").write_bytes(b"\xff\xd8 no picture")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DMLSTUDY_ROOT", str(place))
+        patch.setenv("DMLSTUDY_CACHE", str(place / "cache"))
+        patch.setenv("DMLSTUDY_EXTEND", "")
+        yield place, ["run", "--datasets", f"folder:{place / 'photos'}", "--seeds", "0", "--jobs", "1"]
+
+
+@pytest.fixture(scope="module")
+def model(ranked):
+    """The folder of the kept model."""
+    place, words = ranked
+    with pytest.warns(UserWarning, match="1 of 81 images cannot be read"):
+        assert cli.main([*words, "--methods", "ImageNet; Softmax"]) == 0
+    (folder,) = (place / "outputs/own/models").iterdir()
+    return folder
+
+
+def test_the_best_model_is_kept(ranked, model, capsys):
+    card = json.loads((model / "card.json").read_text())
+    assert card["sha256"] == hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    assert card["method"] in ("ImageNet", "Softmax") and card["run"]["method"] == card["method"]
+    assert [len(card["classes"][part]) for part in ("train", "validation", "test")] == [8, 2, 10]
+    f, lines = np.load(model / "embeddings.npy"), (model / "names.txt").read_text().splitlines()
+    assert f.shape == (80, 128) and len(lines) == 80 and "broken" not in "".join(lines)
+    before = (model / "model.safetensors").stat().st_mtime_ns
+    assert cli.main([*ranked[1], "--methods", "ImageNet; Softmax"]) == 0  # again: what is kept stays
+    told = capsys.readouterr().out
+    assert (model / "model.safetensors").stat().st_mtime_ns == before
+    assert "Should you train at all? Recall@1 on test classes is" in told and f"find --model {model}" in told
+    assert "Training the whole network is not offered on a CPU" in told or "the whole network trained" in told
+    assert "Same class up to a distance of" in told
+    (table,) = (ranked[0] / "outputs/own/tables").glob("*_training.csv")
+    assert table.read_text().startswith("training,method,recall@1,map@r,seeds\nnone,")
+
+
+def test_it_is_read_again_and_embeds(model):
+    kept, picture = load(model), Image.new("RGB", (90, 60), (120, 130, 140))
+    f = kept([picture, picture.resize((30, 40))])
+    assert f.shape == (2, 128) and np.isfinite(f).all()
+
+
+def test_find_prints_and_draws(ranked, model, capsys, tmp_path):
+    images = [str(ranked[0] / "photos/colour 4" / f"{i}.jpg") for i in (0, 2)]
+    words = ["find", "--model", str(model), *images, "--k", "5", "--picture", str(tmp_path / "found.png")]
+    assert cli.main(words) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == images[0] and told[2].split() == ["0.000", "colour", "4", "colour", "4/0.jpg"]
+    assert told[7] == images[1] and len(told) == 16  # two tables of five, the threshold, the picture
+    with Image.open(tmp_path / "found.png") as picture:
+        assert picture.width == 900
+
+
+def _other_dimension(model):
+    index = model / "index.faiss"
+    if index.is_file():
+        import faiss
+
+        other = faiss.IndexFlatL2(64)
+        other.add(np.zeros((80, 64), np.float32))
+        faiss.write_index(other, str(index))
+    np.save(model / "embeddings.npy", np.zeros((80, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda m: (m / "card.json").unlink(), "holds no model, card.json is missing"),
+        (lambda m: (m / "model.safetensors").write_bytes(b"no"), "is not the file of card.json"),
+        (lambda m: (m / "names.txt").write_text("a.jpg\ta\n"), "holds 80 images, and"),
+        (_other_dimension, "holds 64 dimensions, and the model of"),
+        (lambda m: (m / "photo.jpg").write_bytes(b"\xff\xd8 no picture"), "photo.jpg cannot be read"),
+    ],
+)
+def test_what_cannot_be_used_gets_one_sentence(model, capsys, tmp_path, change, said):
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for file in model.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    Image.new("RGB", (60, 60)).save(copy / "photo.jpg")
+    change(copy)
+    assert cli.main(["find", "--model", str(copy), str(copy / "photo.jpg")]) == 2
+    complaint = capsys.readouterr().err
+    assert said in complaint and complaint.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_few_classes_keep_no_model(ranked, capsys, tmp_path):
+    for c in range(12):
+        (tmp_path / "few" / f"{c}").mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGB", (40 + i, 50), (20 * c, 100 + 10 * i, 90)).save(tmp_path / "few" / f"{c}" / f"{i}.jpg")
+    words = ["run", "--datasets", f"folder:{tmp_path / 'few'}", "--seeds", "0", "--jobs", "1", "--methods", "ImageNet"]
+    assert cli.main(words) == 0
+    assert "no model is kept: it is chosen on a fifth of the training classes" in capsys.readouterr().out
