@@ -120,10 +120,11 @@ def _folder_fields(profile: Profile, dataset: str, protocol: str) -> dict:
 
     if "model" not in (fields := _fields(profile.protocols.get(protocol, {}))):
         raise ValueError("a folder of images needs a profile with a network for photographs: --profile photos")
-    n = len(load_folder(dataset).train)
-    batch = min(fields["batch_size"], 2 * (n // 5))
-    steps = 60 * min(max(round(8 * n / batch / 60), 2), 20)
-    return fields | {"batch_size": batch, "steps": steps, "eval_every": steps // 5}
+    train = load_folder(dataset).train
+    batch = min(fields["batch_size"], 2 * (len(train) // 5))
+    steps = 60 * min(max(round(8 * len(train) / batch / 60), 2), 20)
+    alone = len(train.class_names) < 10  # a fifth of them would be one class, where every recall is 100 %
+    return fields | {"batch_size": batch, "steps": steps, "eval_every": steps // 5} | ({"fold": None} if alone else {})
 
 
 def protocol_fields(

@@ -179,7 +179,9 @@ def layout(
     selection: str = "validation",
 ) -> pd.DataFrame:  # strings
     "A table as it is read"
-    cells = table[table["selection"] == selection].set_index(["dataset", "method", "metric"]).to_dict("index")
+    chosen = table[table["selection"] == selection]
+    cells = chosen.set_index(["dataset", "method", "metric"]).to_dict("index")
+    n_tied = chosen.groupby(["dataset", "metric"], observed=True)["tied"].sum()
     in_print = {*table.loc[table["published"].notna(), "dataset"]}
     rows = []
     for method in methods:
@@ -187,7 +189,9 @@ def layout(
         for (dataset, metric), heading in columns.items():
             found = cells.get((dataset, method, metric))
             value = percent(found["mean"], found["half"], 1.0 if metric == "step" else 100.0) if found else ""
-            row[heading] = "†" * bool(found and found["tied"]) + value
+            if found and found["tied"]:
+                value = f"**{value}**" if n_tied[dataset, metric] == 1 else f"†{value}"
+            row[heading] = value
             if metric != "step" and dataset in in_print:
                 printed = heading.replace(dataset, NAMES.get(role(dataset), dataset))
                 row[f"{printed} (print)"] = percent(found["published"], found["published_std"]) if found else ""
@@ -247,7 +251,8 @@ def write_comparison(
     caption = (
         f"{title} Values in %: mean ± half-width of the 95 % t-interval over seeds "
         "(in print: standard deviation). † marks the best value of a column and all that cannot be told apart from it "
-        f"(paired t-tests over seeds at 5 %, Holm's correction). Rule `{rules[0]}`: {_RULES[rules[0]]}."
+        "(paired t-tests over seeds at 5 %, Holm's correction); a best value that nothing is tied with is in bold. "
+        f"Rule `{rules[0]}`: {_RULES[rules[0]]}."
     )
     note = source_note(profile, records, [*dict.fromkeys(dataset for dataset, _ in columns)])
     write_table(stem, table, parts[rules[0]], caption, "\n\n".join(filter(None, [note, more])), profile)
