@@ -210,17 +210,17 @@ def test_killed_batch_at_ten_random_moments(study, undisturbed):
     assert set(study.trained().values()) == {1}  # a kill between record and journal may hide one
 
 
-def test_interrupted(study, undisturbed):
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        process = study.start("run", *ASKED)
-        pids = {event["pid"] for event in study.wait_for("begun", len(study.events("begun")) + 1)}
-        began = time.monotonic()
-        process.send_signal(sign)
-        assert process.wait(60) == 130
-        assert time.monotonic() - began < 15 and gone(pids)
-        told = process.stdout.read()
-        assert "the same command goes on from there" in told and "Kernel died" not in told
-        study.is_clean()
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted(study, undisturbed, sign):
+    process = study.start("run", *ASKED)
+    pids = {event["pid"] for event in study.wait_for("begun", 1)}
+    began = time.monotonic()
+    process.send_signal(sign)
+    assert process.wait(60) == 130
+    assert time.monotonic() - began < 15 and gone(pids)
+    told = process.stdout.read()
+    assert "the same command goes on from there" in told and "Kernel died" not in told
+    study.is_clean()
     assert study.call("run", *ASKED)[0] == 0
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1}

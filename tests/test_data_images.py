@@ -1233,7 +1233,7 @@ THEIRS = {
         T.RandomGrayscale(0.2),
     ],
     "cifar": [RRC(32, scale=(0.2, 1)), FLIP],
-    **{f"squash{n}": [T.Resize((n, n), T.InterpolationMode.BICUBIC), FLIP] for n in (128, 160, 224)},
+    **{f"squash{n}": [T.Resize((n, n), T.InterpolationMode.BICUBIC), FLIP] for n in (96, 128, 160, 224)},
 }
 
 

@@ -357,7 +357,8 @@ def test_monitors_of_each_step_change_nothing_and_go_on(tmp_path):
     run = make_run(TINY, method="SHT", steps=6, eval_every=2, monitor=True)
     whole, without = fit(run, device="cpu"), fit(make_run(run.changed(), monitor=False), device="cpu")
     assert whole["curves"] == without["curves"] and "monitor" not in without
-    assert all(len(values) == 6 for values in whole["monitor"].values())
+    assert all(len(values) == 6 for name, values in whole["monitor"].items() if name != "test")
+    assert {*map(len, whole["monitor"]["test"].values())} == {sum(whole["classes"]["n"])}
     mean, variance, cv = (whole["monitor"][f"norm_{name}"] for name in ("mean", "var", "cv"))
     assert cv == pytest.approx([v**0.5 / m for m, v in zip(mean, variance, strict=True)], rel=1e-3)
     with pytest.raises(KeyboardInterrupt):
