@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 KEPT = ("nbs", "dmlstudy", "tests", "tools", "outputs", "README.md", "index_files")
-PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "smoke"}  # what a run may leave
+PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "smoke", "live"}  # what a run may leave
 
 TWO = ("-n", "2", "--dist", "loadfile", "--durations", "10")  # workers; what a file prepares is prepared once
 CHECKS = [  # name, commands, what it means when files change
