@@ -8,6 +8,7 @@ __all__ = ['COMMANDS', 'numbers', 'names', 'main']
 # %% ../nbs/99_cli.ipynb #4a33237c
 import argparse
 import errno
+import logging
 import lzma
 import os
 import pickle
@@ -108,6 +109,7 @@ def _on_cluster(address: str, jobs: Sequence[Job], resources: Sequence[str] = ()
         from distributed import Client
     except ImportError:
         raise ValueError("--scheduler needs Dask: pip install dmlstudy[dask]") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what breaks is raised
     needs = {name: float(number) for name, _, number in (word.partition("=") for word in resources)}
     with Client(address, timeout="10s") as client:
         workers = sum(client.nthreads().values())
