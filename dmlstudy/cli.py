@@ -109,7 +109,8 @@ def _on_cluster(address: str, jobs: Sequence[Job], resources: Sequence[str] = ()
         from distributed import Client
     except ImportError:
         raise ValueError("--scheduler needs Dask: pip install dmlstudy[dask]") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what breaks is raised
+    for name in ("distributed", "distributed.client"):  # each has a level of its own; what breaks is raised
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     needs = {name: float(number) for name, _, number in (word.partition("=") for word in resources)}
     with Client(address, timeout="10s") as client:
         workers = sum(client.nthreads().values())
