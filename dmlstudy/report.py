@@ -143,7 +143,7 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
         about=about[0].upper() + about[1:] + ("" if about[-1] in "?!." else "."),
         datasets=", ".join(dict.fromkeys(record["run"]["dataset"] for record in records)),
         entries=[_entry(profile, stem, sources) for stem in stems(profile)],
-        claims=html(claims.read_text(encoding="utf-8")) if claims.exists() else "",
+        claims=html(claims.read_text(encoding="utf-8").partition("\n")[2]) if claims.exists() else "",
         made=_provenance(records),
     )
     return write_atomically(shown(profile) / "report.html", page + "\n")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.core import generator
-from dmlstudy.models import make_model
+from dmlstudy.models import make_model, weights_sha256
 from dmlstudy.models.backbones import (
     BACKBONES,
     BNINCEPTION_FILE,
@@ -335,3 +335,13 @@ def test_cuda_agrees_with_cpu(name):
     with torch.inference_mode():
         want, got = net(x), net.cuda()(x.cuda()).cpu()
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3 * want.abs().max().item())
+
+
+def test_weights_of_timm_are_hashed_where_its_hub_keeps_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert weights_sha256("timm:resnet18.a1_in1k", "imagenet") is None
+    model = tmp_path / "models--timm--resnet18.a1_in1k"
+    for name, content in {"refs/main": b"4af1", "snapshots/4af1/model.safetensors": b"weights"}.items():
+        (model / name).parent.mkdir(parents=True)
+        (model / name).write_bytes(content)
+    assert weights_sha256("timm:resnet18.a1_in1k", "imagenet") == hashlib.sha256(b"weights").hexdigest()
