@@ -190,10 +190,11 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     table = standing(methods, datasets, seeds, args.profile, names(args.methods, ";") if folders else None)
     if not table.empty:
         print(said(table).to_string(index=False) if folders else "", *verdicts(table), sep="\n")
-        stem = "" if methods else Path(folders[0]).name.replace("#", "-")
+        stem = "" if methods else Path(folders[0]).name
         print(*write_comparison_of(table, args.profile, stem), sep="\n")
     for name in () if failures else folders:
-        _keep_best(name, names(args.methods, ";"), seeds, args.profile, Path(name).name.replace("#", "-"))
+        stem = "".join(c if c.isalnum() else "_" for c in Path(name).name)  # as of the table
+        _keep_best(name, names(args.methods, ";"), seeds, args.profile, stem)
     return _end(None, failures, began)
 
 # %% ../nbs/99_cli.ipynb #8ad76ee6

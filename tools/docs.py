@@ -14,8 +14,30 @@ from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "_docs/source", ROOT / "_docs/site"
-MATH = re.compile(r"(```.*?```|`[^`\n]+`)|\$\$(.+?)\$\$|\$(?![\s\d])([^$\n]+?)(?<!\s)\$", re.S)
+MATH = re.compile(r"(```.*?```|`[^`\n]+`)|\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)", re.S)
 DIRECTIVE = re.compile(r"^#\s*\|.*\n?", re.M)
+
+SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
+if (location.protocol === "file:") {
+  window.IFrameWorker = window.Worker = class extends EventTarget {
+    constructor(url) {
+      super()
+      const frame = document.createElement("iframe")
+      frame.hidden = true
+      document.body.append(frame)
+      this.inside = frame.contentWindow
+      this.inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", {data}))
+      const script = this.inside.document.createElement("script")
+      script.src = url
+      this.ready = new Promise(done => (script.onload = done))
+      this.inside.document.body.append(script)
+    }
+    postMessage(data) {
+      this.ready.then(() => this.inside.dispatchEvent(new MessageEvent("message", {data})))
+    }
+  }
+}
+"""
 
 
 def with_math(text: str) -> str:
@@ -24,7 +46,10 @@ def with_math(text: str) -> str:
     def drawn(found: re.Match) -> str:
         code, display, inline = found.groups()
         how = "block" if display else "inline"
-        return code or convert(display or inline, display=how).replace("|", "&#124;").replace("&#x0007C;", "&#124;")
+        if code:
+            return code
+        drawing = convert(display or inline, display=how).replace("|", "&#124;").replace("&#x0007C;", "&#124;")
+        return drawing if display else f"&#8203;{drawing}"  # a line that begins with a tag would be a paragraph
 
     return MATH.sub(drawn, text)
 
@@ -82,6 +107,7 @@ def main() -> None:
             n for n in names if n in ("runs", "records", "notebooks", "live") or n.endswith((".html", ".pdf", ".jsonl"))
         ],
     )
+    write(SOURCE / "assets/iframe-worker.js", SHIM)
     folders = {"Tutorials": "tutorials", "Tables and figures": "paper", "Experiments": "experiments", "Speed": "bench"}
     at = lambda path: str(path.relative_to(SOURCE))
     pages = lambda folder: [at(page_of(p)) for p in sorted((ROOT / "nbs" / folder).glob("*.ipynb"))]
@@ -98,7 +124,7 @@ def main() -> None:
         "theme": {"name": "material", "font": False, "features": ["navigation.tabs", "navigation.top", "toc.follow"]},
         "plugins": ["search", "offline"],
         "markdown_extensions": ["tables", "toc", "pymdownx.highlight", "pymdownx.superfences"],
-        "extra": {"generator": False},
+        "extra": {"generator": False, "polyfills": ["assets/iframe-worker.js"]},
         "validation": {
             "links": {"not_found": "info", "unrecognized_links": "ignore"},
             "nav": {"omitted_files": "ignore"},
