@@ -15,6 +15,7 @@ from nbconvert import MarkdownExporter
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "_docs/source", ROOT / "_docs/site"
 MATH = re.compile(r"(```.*?```|`[^`\n]+`)|\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)", re.S)
+BADGE = re.compile(r"!\[[^\]]*\]\(https:[^)]*\) *")
 DIRECTIVE = re.compile(r"^#\s*\|.*\n?", re.M)
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
@@ -68,7 +69,7 @@ def page_of(path: Path) -> Path:
         if cell.cell_type == "code":
             cell.source = DIRECTIVE.sub("", cell.source)
         else:
-            cell.source = re.sub(r"\.ipynb\)", ".md)", with_math(cell.source))
+            cell.source = re.sub(r"\.ipynb\)", ".md)", with_math(BADGE.sub("", cell.source)))
     exporter = MarkdownExporter(exclude_input_prompt=True, exclude_output_prompt=True)
     text, found = exporter.from_notebook_node(notebook, resources={"output_files_dir": f"{path.stem}_files"})
     write(target, text)
@@ -99,7 +100,8 @@ def reference(module: Path) -> Path:
 
 def main() -> None:
     shutil.rmtree(ROOT / "_docs", ignore_errors=True)
-    write(SOURCE / "index.md", with_math((ROOT / "README.md").read_text(encoding="utf-8")).replace(".ipynb)", ".md)"))
+    start = BADGE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
+    write(SOURCE / "index.md", with_math(start).replace(".ipynb)", ".md)"))
     shutil.copytree(
         ROOT / "outputs",
         SOURCE / "outputs",
@@ -108,6 +110,7 @@ def main() -> None:
         ],
     )
     write(SOURCE / "assets/iframe-worker.js", SHIM)
+    shutil.copy(ROOT / "CITATION.cff", SOURCE)
     folders = {"Tutorials": "tutorials", "Tables and figures": "paper", "Experiments": "experiments", "Speed": "bench"}
     at = lambda path: str(path.relative_to(SOURCE))
     pages = lambda folder: [at(page_of(p)) for p in sorted((ROOT / "nbs" / folder).glob("*.ipynb"))]
