@@ -301,7 +301,7 @@ def runs_of(
         found = search_runs(profile, dataset, seed, chosen)
     else:
         said = EXPERIMENTS[experiment] | p.experiments.get(experiment, {})
-        rows = said.get("methods") or methods_of(profile, dataset)
+        rows = [*(said.get("methods") or methods_of(profile, dataset)), *said.get("more", {}).get(dataset, [])]
         rows = [m for m in chosen if m in rows or experiment == "objectives"] if chosen else rows
         settings = settings_of(experiment, profile)
         found = [run_of(profile, dataset, method, seed, **setting) for method in rows for setting in settings]
