@@ -25,9 +25,11 @@ from tqdm.auto import tqdm
 
 from ..core import Run, generator, root, versions, write_atomically
 from ..feeds import reader_processes
+from ..methods import METHODS
 from ..metrics import evaluate
 from ..metrics.linear import every_other, linear_accuracy
 from ..metrics.space import class_spectra, spectrum
+from ..metrics.verification import verification
 from ..models import FROZEN_STEMS, weights_sha256
 from .network import decay_rates, embed_split, matmul_precision
 from .state import State, material, resolve, resume, save_checkpoint
@@ -86,6 +88,9 @@ def measure(
         out["test"][name] = evaluate(f["test"], labels.long(), ["recall@1"], **options)["recall@1"]
     for curve in {"test", "validation"} & {*out} if state.linear else ():
         out[curve]["linear_accuracy"] = _linear(state, curve)
+    for curve in {"test", "validation"} & {*out} if METHODS[state.run.method].pairs else ():
+        same = verification(f[curve], feed.labels[curve])
+        out[curve] |= {"pair_accuracy": same["accuracy"]} | {name: v for name, v in same.items() if "@" in name}
     if "train" in out:
         s = spectrum(normalize(f["train"], dim=1) if on_sphere else f["train"])
         out["train"]["spectrum"] = _four_digits(s / s.sum())
