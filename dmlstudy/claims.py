@@ -10,7 +10,7 @@ __all__ = ['VERDICTS', 'read_ledger', 'Effect', 'verdict_of', 'needed_for', 'run
 # %% ../nbs/95_claims.ipynb #e8433ccd
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,7 @@ class Effect:
     n: int
     std: float = float("nan")  # of the values that were averaged
     unit: str = "seeds"  # what n counts: seeds, methods or pairs of methods
+    of: str = ""  # how many of the asked pairs of methods there were, if not all
 
 
 def verdict_of(effect: Effect | None, direction: str, threshold: float, null: float = 0.0) -> str:
@@ -152,7 +153,8 @@ def difference(
     runs = runs.assign(**{metric: np.log10(runs[metric])}) if scale == "log10" else runs
     found = [_paired(runs, *pair, a_fields, b_fields, metric, free) for pair in zip(a, b, strict=True)]
     found = [values for values in found if len(values)]
-    return _weakest(found, every) if every and found else _mean_effect(found)
+    effect = _weakest(found, every) if every and found else _mean_effect(found)
+    return effect and replace(effect, of=f"{len(found)} of {len(a)}" if len(found) < len(a) else "")
 
 # %% ../nbs/95_claims.ipynb #45e02acf
 def interaction(
@@ -210,11 +212,13 @@ def span(
 
 # %% ../nbs/95_claims.ipynb #5c9fa312
 def peak(
-    runs: pd.DataFrame, methods: Sequence[str], field: str, metric: str = "recall@1", free: Sequence[str] = ()
+    runs: pd.DataFrame, methods: Sequence[str], field: str, metric: str = "recall@1", zero: str | None = None
 ) -> Effect | None:  # None at one seed
-    "Best level between the ends minus the better end, chosen on the other seeds, averaged over methods"
+    "Best level between the ends minus the better end, chosen on the other seeds; main runs of `zero` are level 0"
+    plain = runs[(runs["method"] == zero) & runs["main"]]
+    runs = pd.concat([runs, *(plain.assign(method=method, **{field: 0.0}) for method in methods if len(plain))])
     ahead = lambda others, own: own[others.iloc[1:-1].idxmax()] - own[others.iloc[[0, -1]].idxmax()]
-    return _mean_effect(_held_out(table, ahead) for table in _sweeps(runs, methods, field, metric, free))
+    return _mean_effect(_held_out(table, ahead) for table in _sweeps(runs, methods, field, metric, ()))
 
 # %% ../nbs/95_claims.ipynb #fc546082
 def _wide(runs: pd.DataFrame, methods: Sequence[str], metric: str) -> pd.DataFrame:
@@ -226,12 +230,14 @@ def _wide(runs: pd.DataFrame, methods: Sequence[str], metric: str) -> pd.DataFra
     return table.loc[:, table.notna().sum() == table.notna().sum().max()].dropna() if len(table) else table
 
 
-def spread(runs: pd.DataFrame, methods: Sequence[str], base: str, metric: str = "recall@1") -> Effect | None:
-    "Standard deviation over methods, over their mean gain on the one (base) that is not trained"
+def spread(
+    runs: pd.DataFrame, methods: Sequence[str], base: str, share: float, metric: str = "recall@1"
+) -> Effect | None:
+    "Standard deviation over methods minus a share of their mean gain on the one (base) that is not trained"
     trained, before = _wide(runs, methods, metric), _wide(runs, [base], metric)
     if trained.shape[1] < 3 or before.empty:
         return None
-    return _mean_effect([(trained.std(axis=1) / trained.mean(axis=1).sub(before[base])).dropna()])
+    return _mean_effect([(trained.std(axis=1) - share * trained.mean(axis=1).sub(before[base])).dropna()])
 
 # %% ../nbs/95_claims.ipynb #25e43e6a
 def lead(
@@ -312,11 +318,17 @@ def evaluate_claims(runs: pd.DataFrame, ledger: Sequence[Mapping]) -> pd.DataFra
             verdict = verdict_of(effect, claim["direction"], claim["threshold"], claim["null"])
             row = {**claim, "dataset": dataset, "verdict": verdict}
             if effect is not None:
-                row |= {"effect": effect.value, "low": effect.low, "high": effect.high, "n": effect.n}
+                row |= {
+                    "effect": effect.value,
+                    "low": effect.low,
+                    "high": effect.high,
+                    "n": effect.n,
+                    "pairs": effect.of,
+                }
                 open_, row["counted"] = verdict == "inconclusive", effect.unit
                 row["needed"] = needed_for(effect, claim["threshold"], claim["null"]) if open_ else None
             rows.append(row)
-    names = "id paper source statement dataset verdict effect low high n counted needed direction threshold unit"
+    names = "id paper source statement dataset verdict effect low high n counted pairs needed direction threshold unit"
     return pd.DataFrame(rows).reindex(columns=names.split())
 
 # %% ../nbs/95_claims.ipynb #1efac212

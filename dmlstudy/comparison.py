@@ -40,7 +40,7 @@ def _row(values: Mapping[int, float], more: Mapping[int, float], best: Mapping[i
         low, high = t_interval(d)
         needed = seeds_needed(d.mean(), d.std(ddof=1)) if len(d) > 1 else None
         row |= {"difference": d.mean(), "difference low": float(low), "difference high": float(high)}
-        row |= {"seeds to decide": np.nan if needed is None else needed}
+        row |= {"paired seeds": len(d), "seeds to decide": np.nan if needed is None else needed}
     return row
 
 # %% ../nbs/98_comparison.ipynb #2f707e6b
@@ -61,11 +61,11 @@ def standing(
         rivals = [m for m in values if m not in methods]
         best = max(rivals, key=lambda m: np.mean([*values[m].values()]), default=None)
         for m in sorted(values, key=lambda m: -np.mean([*values[m].values()])):
-            against = values[best] if best and m in methods else None
+            against = values[best] if m != best and best and (m in methods or not methods) else None
             row = {"dataset": dataset, "method": m, "yours": m in methods, "best": m == best}
             rows.append(row | _row(values[m], _values(runs[m], "map@r"), against))
     columns = ["dataset", "method", "yours", "best", "seeds", "recall@1", "low", "high", "map@r"]
-    columns += ["difference", "difference low", "difference high", "seeds to decide"]
+    columns += ["difference", "difference low", "difference high", "paired seeds", "seeds to decide"]
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../nbs/98_comparison.ipynb #92a25560
@@ -130,7 +130,7 @@ def _said(row: pd.Series) -> dict:
     "A row as it is printed"
     bounds = lambda low, high, sign: "" if np.isnan(low) else f" ({low:{sign}.1f} to {high:{sign}.1f})"
     span = lambda value, low, high, sign="": f"{value:{sign}.1f}" + bounds(low, high, sign)
-    known = row["yours"] and not np.isnan(row["difference"])
+    known = not np.isnan(row["difference"])
     against = span(row["difference"], row["difference low"], row["difference high"], "+") if known else ""
     needed = "over 1000" if np.isnan(row["seeds to decide"]) else f"{row['seeds to decide']:.0f}"
     return {
@@ -140,7 +140,7 @@ def _said(row: pd.Series) -> dict:
         "map@r, %": f"{row['map@r']:.1f}",
         "against the best row": "(the best row)" if row["best"] else against,
         "seeds": row["seeds"],
-        "seeds to decide": needed if known and row["seeds"] > 1 else "",
+        "seeds to decide": needed if known and row["paired seeds"] > 1 else "",
     }
 
 
@@ -160,7 +160,7 @@ def verdicts(
         best = table[(table["dataset"] == row["dataset"]) & table["best"]]["method"].iloc[0]
         low, high = row["difference low"], row["difference high"]
         word = "is better than" if low > 0 else "is worse than" if high < 0 else "cannot be told from"
-        points = f"{row['difference']:+.1f} points of recall@1, seeds: {row['seeds']}"
+        points = f"{row['difference']:+.1f} points of recall@1, seeds: {row['paired seeds']:.0f}"
         out.append(f"On {row['dataset'].rpartition('/')[2]}, {row['method']} {word} {best} ({points}).")
     return out
 
@@ -228,7 +228,8 @@ def class_intervals(
     from dmlstudy.metrics import check_names, evaluate
     from dmlstudy.metrics.retrieval import RETRIEVAL
 
-    f, labels, rng = np.asarray(f), np.unique(np.asarray(labels), return_inverse=True)[1], np.random.default_rng(seed)
+    array = lambda x: x.numpy(force=True) if hasattr(x, "numpy") else np.asarray(x)
+    f, labels, rng = array(f), np.unique(array(labels), return_inverse=True)[1], np.random.default_rng(seed)
     names = check_names(metrics)
     means = [name for name, (kind, _) in names.items() if kind in RETRIEVAL or name == "norm_mean"]
     values, each = evaluate(f, labels, [n for n in means if n != "norm_mean"], per_query=True)

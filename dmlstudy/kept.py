@@ -224,7 +224,8 @@ def verification_said(
     wrong = lambda share: f"{100 * (1 - share):.1f}"
     error, low, high = wrong(found["accuracy"]), found["high"], found["low"]
     error += " %" if low is None else f" % (95 %: {wrong(low)} to {wrong(high)})"
-    return [f"Same class up to a distance of {found['threshold']:.3f}: wrong on {error} of pairs of unseen classes."]
+    said = f"Same class up to a distance of {found['threshold']:.3f}: wrong on {error} of pairs of unseen classes"
+    return [f"{said}, half of them of one class."]
 
 # %% ../nbs/98_kept.ipynb #fa1a414b
 def find(
@@ -275,10 +276,10 @@ def training_levels(
     seeds: Sequence[int],
     profile: str,
     full: bool | None = None,  # train the whole network, too; None: where there is a GPU
-) -> pd.DataFrame:  # level, method, recall@1 and map@r on test classes in %, seeds; empty: nothing is recorded
+) -> pd.DataFrame:  # level, method, recall@1 and map@r on test classes in %; seeds, and how many trained
     "What training brings: nothing trained, the last layers, the whole network"
     trained = [method for method in methods if METHODS[method].loss]
-    if (best := best_run(trained, dataset, seeds, profile)) is None:
+    if not trained or (best := best_run(trained, dataset, seeds, profile)) is None:
         return pd.DataFrame()
     levels = {"none": ("", [frozen_scores(best)])}
     full = torch.cuda.is_available() if full is None else full
@@ -289,8 +290,9 @@ def training_levels(
         records = [record_for(run) if whole else load_record(run) for run in runs]
         levels[level] = best.method, [selected(record, "validation") for record in records if record]
     mean = lambda rows, name: 100 * np.mean([row[name] for row in rows])
-    columns = ["training", "method", "recall@1", "map@r", "seeds"]
-    rows = [(k, m, mean(v, "recall@1"), mean(v, "map@r"), len(v)) for k, (m, v) in levels.items()]
+    moved = lambda rows: sum(row.get("step", 0) > 0 for row in rows)
+    columns = ["training", "method", "recall@1", "map@r", "seeds", "trained"]
+    rows = [(k, m, mean(v, "recall@1"), mean(v, "map@r"), len(v), moved(v)) for k, (m, v) in levels.items()]
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../nbs/98_kept.ipynb #2ac85233
@@ -302,5 +304,7 @@ def levels_said(
     reached = " and ".join(f"{row['recall@1']:.1f} % with {row['training']} trained" for row in after)
     how = f"by {after[0]['method']}, seeds: {after[0]['seeds']}"
     without = "" if len(after) > 1 else " Training the whole network is not offered on a CPU."
+    if not any(row["trained"] for row in after):
+        without = " No step beat the start on validation classes: any difference is the new last layer's." + without
     start = f"Recall@1 on test classes is {before['recall@1']:.1f} % with the pre-trained network as it is"
     return f"Should you train at all? {start}, and {reached} ({how}).{without}"

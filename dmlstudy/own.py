@@ -7,6 +7,7 @@ __all__ = ['OWN', 'own_chance', 'OwnLoss', 'triplets_of', 'OwnMiner', 'Own', 'fi
 
 # %% ../nbs/61_own.ipynb #29fe8128
 import copy
+import functools
 import hashlib
 import inspect
 import os
@@ -144,7 +145,16 @@ def _call(make: Callable, *sizes: int) -> nn.Module:  # of classes and of dimens
     asked = inspect.signature(make).parameters
     return make(**{name: sizes[place] for name, place in _SIZES.items() if name in asked})
 
-# %% ../nbs/61_own.ipynb #45df8e75
+# %% ../nbs/61_own.ipynb #61f1a001
+def _plain(value: object) -> bool:
+    "Whether the text of a value says all of it"
+    if isinstance(value, dict):
+        return all(_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, int | float | str)
+
+
 def _sources(thing: type | Callable, seen: set) -> Iterator[str]:
     "The code of a class or function, and of what it uses from the same file or notebook"
     home = getattr(thing, "__module__", None) or ""
@@ -155,6 +165,7 @@ def _sources(thing: type | Callable, seen: set) -> Iterator[str]:
     yield f"{thing.__qualname__} {[(k, v) for k, v in held.items() if isinstance(v, int | float | str)]}"
     for function in filter(inspect.isfunction, held.values()):
         yield inspect.getsource(function)
+        yield repr([c.cell_contents for c in function.__closure__ or () if _plain(c.cell_contents)])
         for name in function.__code__.co_names:
             used = function.__globals__.get(name)
             if isinstance(used, int | float | str):
@@ -164,6 +175,9 @@ def _sources(thing: type | Callable, seen: set) -> Iterator[str]:
     for base in bases:
         yield from _sources(base, seen)
 
+# %% ../nbs/61_own.ipynb #45df8e75
+_MODULE = {*vars(nn.Module())}  # what each module has
+
 
 def fingerprint(
     *things: nn.Module | Callable | str | None,
@@ -171,13 +185,16 @@ def fingerprint(
     "A hash of code, settings and weights"
     digest, seen = hashlib.sha256(), set()
     for thing in things:
+        if isinstance(thing, functools.partial):
+            said = [*thing.args, *sorted(thing.keywords.items())]
+            digest.update(repr([value for value in said if _plain(value)]).encode())
+            thing = thing.func
         parts = [*thing.modules()] if isinstance(thing, nn.Module) else [thing]
         for part in parts:
             kind = part if inspect.isroutine(part) or isinstance(part, type) else type(part)
-            plain = {k: v for k, v in getattr(part, "__dict__", {}).items() if isinstance(v, int | float | str | tuple)}
-            shown = (
-                f"{kind.__qualname__} {part if isinstance(part, str) else sorted(plain.items()) * (kind is not part)}"
-            )
+            plain = {k: v for k, v in getattr(part, "__dict__", {}).items() if k not in _MODULE and _plain(v)}
+            shown = part if isinstance(part, str) else sorted(plain.items()) if kind is not part else ""
+            shown = f"{kind.__qualname__} {shown}"
             digest.update("\n".join([shown, *_sources(kind, seen)]).encode())
         for name, value in thing.state_dict().items() if isinstance(thing, nn.Module) else ():
             digest.update(name.encode() + (value.cpu().numpy().tobytes() if isinstance(value, Tensor) else b""))

@@ -212,13 +212,14 @@ def source_note(
     records: Sequence[Mapping],  # those that were used
     datasets: Sequence[str],
     beside: bool = True,  # printed numbers stand beside them
+    what: str = "mean and 95 % t-interval over seeds",  # the numbers
 ) -> str:  # a paragraph
     "Where the numbers of a table or a figure are from"
     sets = "; ".join(f"`{d}` for {NAMES[role(d)]}" for d in datasets if d in ROLES)
     seeds = ", ".join(str(seed) for seed in sorted({r["run"]["seed"] for r in records}))
     shown = {r["run"]["dataset"] for r in records}
     names = " and ".join(f"`{p}`" for p in profiles_shown(profile) if shown & {*PROFILES[p].datasets}) or f"`{profile}`"
-    text = f"From {len(records)} runs of profile {names}, seeds {seeds}; mean and 95 % t-interval over seeds."
+    text = f"From {len(records)} runs of profile {names}, seeds {seeds}; {what}."
     if "grocery" in shown:
         text += " `grocery` are photographs, with a network pre-trained on ImageNet that is none of the papers'."
     if sets:
@@ -228,7 +229,7 @@ def source_note(
             f"{' beside it' if beside else ''}, which is from the paper's own data and network."
         )
     if sets and any(r["run"]["method"] == "ImageNet" for r in records):
-        text += " `ImageNet` is the row of the pre-trained network; here it was pre-trained on other characters."
+        text += " `ImageNet` is the row of the pre-trained network; that of the characters was pre-trained on others."
     if note := data_note(records):
         text += f" **{note} They are not comparable to printed numbers.**"
     return text

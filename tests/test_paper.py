@@ -140,3 +140,10 @@ def test_numbers_are_those_of_the_records(stem):
     both = table.set_index(by).join(pd.DataFrame({"own": values.mean(), "seeds": values.count()}))
     assert len(both) == len(table) > 20 and (both["n"] == both["seeds"]).all()
     assert (both["mean"] - both["own"]).abs().max() < 1e-5 * both["own"].abs().max()
+
+
+def test_the_readme_has_the_answers_of_now():
+    """Its cells are executed after the notebooks of tables and figures."""
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for stem in ("photos", "roth_table2", "roth_fig5", "roth_fig9", "inflation", "sec_main"):
+        assert " ".join((OUTPUTS / "answers" / f"{stem}.md").read_text().split()) in readme, stem

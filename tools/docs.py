@@ -91,6 +91,8 @@ def reference(module: Path) -> Path:
             first = next((n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), node)
             head = lines[node.lineno - 1 : node.body[0].lineno - 1] if first is node else [f"class {node.name}:"]
             head += lines[first.lineno - 1 : first.body[0].lineno - 1] if first is not node else []
+            fields = [] if first is not node else [n for n in node.body if isinstance(n, ast.AnnAssign)]
+            head += [line for field in fields for line in lines[field.lineno - 1 : field.end_lineno]]
             said = (ast.get_docstring(node) or "").split("\n\nArgs:")[0]
             parts += [f"## {node.name}", said, "```python\n" + "\n".join(head) + "\n```"]
     target = SOURCE / "reference" / f"{name}.md"
@@ -100,8 +102,8 @@ def reference(module: Path) -> Path:
 
 def main() -> None:
     shutil.rmtree(ROOT / "_docs", ignore_errors=True)
-    start = BADGE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
-    write(SOURCE / "index.md", with_math(start).replace(".ipynb)", ".md)"))
+    start = with_math(BADGE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))).replace(".ipynb)", ".md)")
+    write(SOURCE / "index.md", re.sub(r"\]\((outputs/(?:tables|figures))\)", r"](\1/index.md)", start))
     shutil.copytree(
         ROOT / "outputs",
         SOURCE / "outputs",
@@ -117,6 +119,9 @@ def main() -> None:
     nav = [{"Start": "index.md"}, *({title: pages(folder)} for title, folder in folders.items())]
     modules = [p for p in sorted((ROOT / "dmlstudy").rglob("*.py")) if p.name != "_modidx.py"]
     tables = sorted((SOURCE / "outputs/tables").glob("*.md"))
+    for folder, found in {"tables": tables, "figures": sorted((SOURCE / "outputs/figures").glob("*.png"))}.items():
+        lines = [f"# {folder.capitalize()}", "", *(f"* [{path.stem}]({path.name})" for path in found)]
+        write(SOURCE / f"outputs/{folder}/index.md", "\n".join(lines) + "\n")
     nav += [{"Library": pages("")}, {"Reference": [at(reference(p)) for p in modules]}]
     nav += [{"Results": [at(p) for p in [SOURCE / "outputs/claims.md", *tables] if p.is_file()]}]
     settings = {
