@@ -258,19 +258,21 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.core import asset, write_atomically
     from dmlstudy.methods import METHODS
     from dmlstudy.records import lean, write_batch
-    from dmlstudy.study import choose
+    from dmlstudy.study import choose, methods_of
 
     notebooks()  # without them nothing can be run
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
-    second = [m for m in profile.methods if METHODS[m].miner == "rho_distance"]
-    stages = [[m for m in profile.methods if m not in second and METHODS[m].loss], second]
-    jobs = []
-    for methods in stages:
-        seeds = [profile.search["seed"]]
-        jobs += (stage := jobs_of(args.profile, ["search"], seeds=seeds, methods=methods) if methods else [])
+    jobs, seeds = [], [profile.search["seed"]]
+    for switched in (False, True):  # switched rows have the rates of the others
+        stage = []
+        for dataset in profile.datasets:
+            trained = [m for m in methods_of(args.profile, dataset) if METHODS[m].loss]
+            methods = [m for m in trained if (METHODS[m].miner == "rho_distance") == switched]
+            stage += jobs_of(args.profile, ["search"], [dataset], seeds, methods) if methods else []
+        jobs += stage
         if args.dry_run:
             status |= _dry_run(stage, args.jobs)
             continue

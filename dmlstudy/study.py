@@ -196,7 +196,8 @@ def methods_of(
     "The rows that a profile runs on a data set"
     p = lookup("profile", profile, PROFILES)
     if p.methods:
-        return p.methods
+        more = [method for asked in p.experiments.values() for method in asked.get("more", {}).get(dataset, ())]
+        return tuple(dict.fromkeys([*p.methods, *more]))
     protocols = lookup(f"data set of profile {profile!r}", dataset, p.by_dataset)
     wanted = lambda name, row: row.protocol in protocols and (row.protocol != "roth" or name in _printed(dataset))
     return tuple(name for name, row in METHODS.items() if wanted(name, row) and not row.equalize)
