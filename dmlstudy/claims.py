@@ -58,7 +58,7 @@ def verdict_of(effect: Effect | None, direction: str, threshold: float, null: fl
         return "reproduced" if within else "contradicted" if clear else "inconclusive"
     if low > 0 and value >= threshold:
         return "reproduced"
-    return "contradicted" if high < 0 else "not reproduced" if within else "inconclusive"
+    return "not reproduced" if within else "contradicted" if high < 0 else "inconclusive"
 
 # %% ../nbs/95_claims.ipynb #2dfe2772
 def needed_for(effect: Effect, threshold: float, null: float = 0.0) -> int | None:  # None: unknown, or more than 1000
