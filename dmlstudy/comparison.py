@@ -17,7 +17,7 @@ from .batch import record_for
 from .core import Run, lookup
 from .methods import METHODS
 from .records import load_record, outputs, selected, write_figure, write_table
-from .stats import paired_differences, seeds_needed, t_interval
+from .stats import class_interval, paired_differences, seeds_needed, t_interval
 from .study import PROFILES, choose, keep_choice, methods_of, run_of, search_runs
 
 # %% ../nbs/98_comparison.ipynb #85bd2cd5
@@ -202,13 +202,6 @@ def write_comparison_of(
     return [str(file), str(write_figure(stem, figure, "own"))]
 
 # %% ../nbs/98_comparison.ipynb #e7a1c002
-def _class_bootstrap(values: np.ndarray, labels: np.ndarray, rng: np.random.Generator, level: float) -> tuple:
-    "Bounds of the mean over images, if other classes had been drawn"
-    sums, n = np.bincount(labels, values), np.bincount(labels)
-    drawn = rng.multinomial(len(n), np.full(len(n), 1 / len(n)), 2000)
-    return tuple(np.quantile((drawn @ sums) / (drawn @ n), [(1 - level) / 2, (1 + level) / 2]))
-
-
 def _group_jackknife(scores: Callable, labels: np.ndarray, rng: np.random.Generator, level: float) -> dict:
     "Bounds of each metric that `scores(rows)` gives, from ten tenths of the classes left out in turn"
     group = rng.permutation(np.arange(labels.max() + 1) % 10)[labels]
@@ -237,7 +230,8 @@ def class_intervals(
     few, rows = labels.max() < 19, {}
     for name in means:
         x = np.asarray(each[name], float)
-        bounds = (np.nan, np.nan) if few else _class_bootstrap(x, labels, rng, level)
+        sums = np.bincount(labels, x)
+        bounds = (np.nan, np.nan) if few else class_interval(sums, np.bincount(labels), rng, None, level, 2000)[1:]
         rows[name] = (values.get(name, x.mean()), *bounds, "bootstrap")
     others = [name for name in names if name not in means]
     scores = lambda keep: evaluate(f[keep], labels[keep], others, seed=seed, progress=False)

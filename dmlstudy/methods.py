@@ -88,16 +88,12 @@ class Method:
     views: int = 1  # of each image in a batch; more than one: an image is a class of its own, its views the positives
     ramps: bool = False  # variant published: the regulariser's weight rises from 0 over all steps of a run
     equalize: bool = False  # the gradient of each embedding is multiplied by its norm over the mean norm of the batch
-    pairs: bool = False  # whether two images are of one class is measured, too: a threshold on their distance
+    pairs: bool = False  # whether two images are of one class is measured, too
     source: str | None = None  # hash of the code that defines the parts, where they are a user's own
     about: str = ""  # a word on it
 
-    def args(
-        self,
-        part: str,  # loss, miner or regularizer
-        dataset: str,
-    ) -> dict | None:  # all hyperparameters; None: the row has no such part
-        "The hyperparameters of one part on one data set"
+    def args(self, part: str, dataset: str) -> dict | None:  # None: the row has no such part
+        "All hyperparameters of one part (loss, miner or regularizer) on one data set"
         if (name := getattr(self, part)) is None:
             return None
         own = self.by_role.get(role(dataset), {}).get(f"{part}_args", {})
