@@ -55,7 +55,7 @@ def test_the_best_model_is_kept(ranked, model, capsys):
     assert "Training the whole network is not offered on a CPU" in told or "the whole network trained" in told
     assert "Same class up to a distance of" in told
     (table,) = (ranked[0] / "outputs/own/tables").glob("*_training.csv")
-    assert table.read_text().startswith("training,method,recall@1,map@r,seeds\nnone,")
+    assert table.read_text().startswith("training,method,recall@1,map@r,seeds,trained\nnone,")
 
 
 def test_it_is_read_again_and_embeds(model):
