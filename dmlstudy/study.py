@@ -200,7 +200,7 @@ def methods_of(
         return tuple(dict.fromkeys([*p.methods, *more]))
     protocols = lookup(f"data set of profile {profile!r}", dataset, p.by_dataset)
     wanted = lambda name, row: row.protocol in protocols and (row.protocol != "roth" or name in _printed(dataset))
-    return tuple(name for name, row in METHODS.items() if wanted(name, row) and not row.equalize)
+    return tuple(name for name, row in METHODS.items() if wanted(name, row) and not (row.equalize or row.pairs))
 
 # %% ../nbs/91_study.ipynb #72427af6
 def trials(
