@@ -165,6 +165,8 @@ def run_of(
     batch = {"samples_per_class": row.samples_per_class, "sampler": row.sampler}
     fields = protocol_fields(profile, dataset, method) | batch | _row_fields(p, dataset, method)
     fields |= chosen_for(p, dataset, method) | more
+    if row.regularizer is None:  # a weight means nothing to it
+        fields["eta"] = None
     if row.loss is None:
         fields |= {"steps": 0} | ({"weights": None} if method == "Untrained" else {})
     elif "loss_lr" not in fields and p.displacement is not None:
