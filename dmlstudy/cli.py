@@ -489,7 +489,6 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "resources": _many("--resources", "with --scheduler: what a notebook needs of a worker", "NAME=N"),
     "dry_run": _switch("--dry-run", "say what would run, whether it can, and how long it may take"),
     "fresh": _switch("--fresh", "train all of it anew, also what is recorded, and say which values differ"),
-    "retry": _switch("--retry", "has no effect: what failed before is missing, and is always tried again"),
     "any_data": _switch("--no-strict-data", "take other numbers of images, leave out those that cannot be decoded"),
 }
 
@@ -520,12 +519,12 @@ _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
-        "profile experiments datasets seeds methods extend jobs scheduler resources dry_run fresh retry any_data",
+        "profile experiments datasets seeds methods extend jobs scheduler resources dry_run fresh any_data",
     ),
     "status": (_status, "any_profile"),
     "tables": (_tables, "profile jobs"),
     "report": (_report, "profile"),
-    "search": (_search, "profile jobs dry_run retry"),
+    "search": (_search, "profile jobs dry_run"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels metrics csv"),
     "find": (_find, "image model k picture"),

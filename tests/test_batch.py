@@ -296,7 +296,7 @@ def test_failures_are_told_and_retried(study):
     assert f"see {study.folder}/outputs/notebooks/objectives/drill-glyphs_fine-0" in told and ", In [" in told
     assert set(study.trained().values()) == {1} and b"Softmax" in study.results()
     shutil.copy(CHECKOUT / "nbs/experiments/objectives.ipynb", study.folder / "nbs/experiments")
-    status, told = study.call("run", *asked, "--retry")
+    status, told = study.call("run", *asked)
     assert status == 0 and "4 runs, 1 of them recorded; 3 to train" in told, told
     rows = [line.split() for line in study.call("status")[1].splitlines()]
     assert ["objectives", "glyphs_fine", "4", "4", "0", "0"] in rows
