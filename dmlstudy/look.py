@@ -138,8 +138,11 @@ def printed_line(ax, x: float | None = None, y: float | None = None) -> None:
 # %% ../nbs/03_look.ipynb #7edd6a56
 def fix_layout(figure) -> None:
     "Lay a figure out now, and not again each time it is drawn or saved"
+    shown = figure.dpi
+    figure.set_dpi(150)  # that of the PNG: names are a little wider at some resolutions than at others
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    figure.set_dpi(shown)
 
 
 def _overlap(a: Sequence[float], b: Sequence[float]) -> float:

@@ -415,11 +415,9 @@ def write_figure(
     profile: str = "glyphs",  # whose records it shows
 ) -> Path:  # the PNG file
     "Write a figure under its stem; its layout is computed once"
-    shown = figure.dpi
-    figure.set_dpi(150)  # that of the PNG: names are a little wider at some resolutions than at others
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    figure.set_dpi(shown)
+    from dmlstudy.look import fix_layout
+
+    fix_layout(figure)
     for ending, more in (
         ("pdf", {"metadata": {"CreationDate": None}}),
         ("png", {"dpi": 150, "metadata": {"Software": None}}),
