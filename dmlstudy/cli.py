@@ -17,6 +17,7 @@ import sys
 import tarfile
 import threading
 import time
+import warnings
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -133,7 +134,8 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
         args.profile = "photos" if args.profile == "glyphs" else args.profile
         args.seeds = args.seeds or ["0-2"]
     for name in folders:
-        print(folder_summary(load_folder(name)))
+        with warnings.catch_warnings(action="ignore"):  # the summary names what was left out
+            print(folder_summary(load_folder(name)))
     return folders
 
 # %% ../nbs/99_cli.ipynb #f1d0c001
@@ -146,10 +148,11 @@ def _keep_best(name: str, methods: list[str], seeds: list[int], profile: str, st
     from dmlstudy.records import write_table
 
     if (best := best_run(methods, name, seeds, profile)) is None:
-        print("no model is kept: it is chosen on a fifth of the training classes, and takes two there, so 20 in all")
+        print("no model is kept: there are too few classes to choose one on")
         return
     if len(levels := training_levels(methods, name, seeds, profile)):
-        print(write_table(f"{stem}_training", levels, levels.round(1), told := levels_said(levels), "", "own"), told)
+        told = levels_said(levels)
+        print(write_table(f"{stem}_training", levels, levels.round(1), told, "", "own"), told, sep="\n")
     folder = outputs() / "own" / "models" / stem
     card = json.loads((folder / "card.json").read_text()) if (folder / "card.json").is_file() else {}
     if card.get("run") != asdict(best):
@@ -161,7 +164,7 @@ def _keep_best(name: str, methods: list[str], seeds: list[int], profile: str, st
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
     from dmlstudy.batch import run_batch
-    from dmlstudy.comparison import _search_choice, _try_all, said, standing, verdicts, write_comparison_of
+    from dmlstudy.comparison import _NO_ROWS, _search_choice, _try_all, said, standing, verdicts, write_comparison_of
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
 
@@ -170,7 +173,8 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     if args.extend:  # for the notebooks, too
         os.environ["DMLSTUDY_EXTEND"] = str(Path(args.extend).resolve())
     began, folders = time.perf_counter(), _own_images(args)
-    args.methods = [";".join(names(args.methods, ";") or [*extend(), *(_RANKED if folders else ())])]
+    own = extend()  # also where methods are named: some of them may be in that file
+    args.methods = [";".join(names(args.methods, ";") or [*own, *(_RANKED if folders else ())])]
     args.experiments, profile = ["objectives"], PROFILES[args.profile]
     jobs = _asked_jobs(args)
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*((j.dataset, j.seed) for j in jobs), strict=True))
@@ -189,7 +193,9 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         failures = execute(jobs)
     table = standing(methods, datasets, seeds, args.profile, names(args.methods, ";") if folders else None)
     if not table.empty:
-        print(said(table).to_string(index=False) if folders else "", *verdicts(table), sep="\n")
+        print(said(table).to_string(index=False), *verdicts(table), sep="\n")
+        if not table["best"].any():
+            print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
         stem = "" if methods else Path(folders[0]).name
         print(*write_comparison_of(table, args.profile, stem), sep="\n")
     for name in () if failures else folders:
@@ -292,9 +298,9 @@ def _status(args: argparse.Namespace) -> int:  # exit status
     plans = batch_status(args.profile)
     for profile, rows in plans.items():
         print(f"profile {profile}")
-        print(f"  {'experiment':12s} {'data set':14s} {'runs':>6s} {'done':>6s} {'now':>6s} {'failed':>6s}")
+        print(f"  {'experiment':14s} {'data set':14s} {'runs':>6s} {'done':>6s} {'now':>6s} {'failed':>6s}")
         for (experiment, dataset), (n, done, now, failed) in rows.items():
-            print(f"  {experiment:12s} {dataset:14s} {n:6d} {done:6d} {now:6d} {failed:6d}")
+            print(f"  {experiment:14s} {dataset:14s} {n:6d} {done:6d} {now:6d} {failed:6d}")
     if not plans:
         print(f"no batch was begun in {outputs()}: dmlstudy run begins one")
     return 0
@@ -367,7 +373,8 @@ def _list(args: argparse.Namespace) -> int:  # exit status
     parts = {
         "profiles": {name: p.about for name, p in PROFILES.items()},
         "experiments": {name: said["about"] for name, said in EXPERIMENTS.items()},
-        "data sets": {n: f"stand-in for {role(n)}" if role(n) != n else "images on disk" for n in DATASETS},
+        "data sets": {n: f"stand-in for {role(n)}" if role(n) != n else "images on disk" for n in DATASETS}
+        | {"folder:DIR": "images of your own, a folder for each class", "folder:LIST.csv": "columns image and label"},
         "methods": {name: row.about for name, row in METHODS.items()},
     }
     for title, entries in parts.items():

@@ -33,7 +33,7 @@ def _values(runs: Mapping[int, Run], metric: str) -> dict[int, float]:  # seed -
 def _row(values: Mapping[int, float], more: Mapping[int, float], best: Mapping[int, float] | None) -> dict:
     "Means with intervals, and the difference to another method"
     numbers = np.array([*values.values()])
-    low, high = t_interval(numbers)
+    low, high = np.clip(t_interval(numbers), 0, 100)
     row = {"seeds": len(numbers), "recall@1": numbers.mean(), "low": float(low), "high": float(high)}
     row |= {"map@r": np.mean([*more.values()])}
     if best is not None and len(d := paired_differences(values, best)):
@@ -95,6 +95,9 @@ def _search_choice(
         keep_choice(p, choose([record(run) for run in tqdm(trials, "trials on held-out classes", leave=False)]))
 
 # %% ../nbs/98_comparison.ipynb #cba680bc
+_NO_ROWS = "no row of profile {} is recorded in {}. Work in a clone of the project, or name rows to train, as"
+
+
 def compare(
     *own,  # losses of your own: modules, classes of modules, `Own(...)`, or names of rows
     datasets: Sequence[str] = ("glyphs_fine",),  # names in DATASETS
@@ -110,6 +113,8 @@ def compare(
     datasets = [resolve_folder(name) for name in ([datasets] if isinstance(datasets, str) else datasets)]
     seeds = [*seeds]
     methods = [lookup("method", one, METHODS) and one if isinstance(one, str) else register(one) for one in own]
+    if twice := {name for name in methods if methods.count(name) > 1}:
+        raise ValueError(f"two of yours have the name {min(twice)}: give one another, Own(loss, name=...)")
     for name in baselines or ():
         lookup("method", name, METHODS)
     _try_all(methods, datasets, profile)
@@ -119,10 +124,8 @@ def compare(
         record_for(run)
     table = standing(methods, datasets, seeds, profile, baselines)
     if not table["best"].any():
-        raise ValueError(
-            f"there is nothing to compare with: no row of {profile!r} is recorded in {outputs() / 'records'}. "
-            'Work in a clone of the project, or name rows to train, as baselines=["Margin (D, beta=1.2)"]'
-        )
+        said = _NO_ROWS.format(profile, outputs())
+        raise ValueError(f'there is nothing to compare with: {said} baselines=["Margin (D, beta=1.2)"]')
     return table
 
 # %% ../nbs/98_comparison.ipynb #6e8d498d

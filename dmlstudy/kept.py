@@ -225,7 +225,7 @@ def verification_said(
     error, low, high = wrong(found["accuracy"]), found["high"], found["low"]
     error += " %" if low is None else f" % (95 %: {wrong(low)} to {wrong(high)})"
     said = f"Same class up to a distance of {found['threshold']:.3f}: wrong on {error} of pairs of unseen classes"
-    return [f"{said}, half of them of one class."]
+    return [f"{said} (of all pairs, half are of one class)."]
 
 # %% ../nbs/98_kept.ipynb #fa1a414b
 def find(

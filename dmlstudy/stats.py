@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['t_interval', 'bca_interval', 'paired_differences', 'probability_of_improvement', 'holm', 'tied_with_best',
            'detectable_difference', 'seeds_needed', 'class_interval', 'rank_stability', 'correlation',
-           'correlation_interval', 'leave_one_out_range', 'variance_components']
+           'correlation_interval', 'variance_components']
 
 # %% ../nbs/92_stats.ipynb #05128fee
 from collections.abc import Mapping, Sequence
@@ -203,18 +203,6 @@ def correlation_interval(
     means = [np.einsum("bmn,mn->bm", weights, np.broadcast_to(v, (m, n))) for v in tables]
     found = correlation(*(np.take_along_axis(np.repeat(v, resamples // len(v), 0), rows, 1) for v in means), kind=kind)
     return value, *(float(q) for q in np.nanquantile(found, [(1 - level) / 2, (1 + level) / 2]))
-
-# %% ../nbs/92_stats.ipynb #ef190afc
-def leave_one_out_range(
-    x: np.ndarray,  # (methods,)
-    y: np.ndarray,
-    z: np.ndarray | None = None,  # given this: the partial correlation
-    kind: str = "spearman",  # or pearson
-) -> tuple[float, float]:  # lowest and highest correlation with one method left out
-    "How much a correlation hangs on a single method"
-    rest = [np.array([np.delete(v, i) for i in range(len(x))], float) for v in (x, y, z) if v is not None]
-    found = correlation(*rest, kind=kind)
-    return float(np.nanmin(found)), float(np.nanmax(found))
 
 # %% ../nbs/92_stats.ipynb #bb7e460e
 def variance_components(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dmlstudy import cli, own
+from dmlstudy import cli, compare, own
 from dmlstudy.core import make_run
 from dmlstudy.methods import METHODS
 
@@ -51,8 +51,11 @@ def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
     file = tmp_path / "my_method.py"
     file.write_text(METHOD)
     words = ["run", "--profile", "drill", "--jobs", "1", "--extend", str(file)]
+    assert cli.main([*words, "--methods", "MyLoss"]) == 0, "a name that only the file knows"
+    told = capsys.readouterr().out
+    assert "2 runs, 0 of them recorded" in told and "Nothing to compare with" in told and "**MyLoss**" in told
     assert cli.main([*words, "--dry-run"]) == 0
-    assert "8 runs in" in capsys.readouterr().out
+    assert "6 runs in" in capsys.readouterr().out
     status = cli.main([*words, "--methods", "MyLoss; Circle; Anchors; Mined; Softmax"])
     told = capsys.readouterr().out
     assert status == 0 and told.count("Softmax (") == 4, told
@@ -100,6 +103,14 @@ def test_a_file_without_losses_is_refused(tmp_path, capsys, text, said):
         file.write_text(text)
     assert cli.main(["run", "--profile", "drill", "--extend", str(file)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_two_of_one_name_are_refused():
+    from pytorch_metric_learning import losses, miners
+
+    mined = own.Own(losses.CircleLoss(), miner=miners.MultiSimilarityMiner())
+    with pytest.raises(ValueError, match=r"two of yours have the name CircleLoss: .*name="):
+        compare(own.Own(losses.CircleLoss()), mined, profile="drill", baselines=["Softmax"])
 
 
 def test_equal_runs_give_equal_records_though_the_loss_draws():

@@ -41,11 +41,11 @@ def _listed(place: Path) -> list[tuple[str, str, str]]:
 
 
 def folder_rows(
-    place: Path,  # a folder of class folders, or a CSV file
+    place: Path,  # a folder of class folders, or with a labels.csv, or a CSV file
 ) -> list[tuple[str, str, str]]:  # label, path relative to the folder, split (train, test or nothing)
     "The images that a folder or a list names"
-    if place.suffix == ".csv":
-        return _listed(place)
+    if place.suffix == ".csv" or (place / "labels.csv").is_file():
+        return _listed(place if place.suffix == ".csv" else place / "labels.csv")
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {place}")
     seen = lambda folder: sorted((e for e in os.scandir(folder) if e.name[0] != "."), key=lambda e: e.name)
@@ -100,7 +100,9 @@ def load_folder(
     said = {path: split for _, path, split in rows}
     enough = (whole.counts() >= 2).nonzero()[:, 0].tolist()
     if len(enough) < 10:
-        raise ValueError(f"{place} has {len(enough)} classes of two or more images: 10 are needed, half to train on")
+        raise ValueError(f"in {place}, classes of two or more images: {len(enough)}; 10 are needed, half to train on")
+    alone = [path for path, y in zip(whole.images.paths, whole.labels.tolist(), strict=True) if y not in enough]
+    bad = {**bad, **dict.fromkeys(alone, "the only image of its class")}
     whole = keep_classes(whole, enough)
     splits = _halves(whole, [said[path] for path in whole.images.paths])
     return Data(name, splits["train"], splits["test"], left_out=bad)
@@ -128,4 +130,6 @@ def folder_summary(
     twins = [(j, seen[b]) for j in range(len(data.test)) if (b := _thumbnail_bits(data.test.images, j)) in seen]
     for j, i in twins[:3]:
         lines.append(f"  the same picture in both: {data.train.images.paths[i]} and {data.test.images.paths[j]}")
+    if len(data.train.class_names) < 10:
+        lines.append("  fewer than 10 training classes: methods are ranked, but no model or threshold is chosen")
     return "\n".join([*lines, f"  pictures in training and test classes: {len(twins)}"])
