@@ -31,11 +31,11 @@ $(VENV)/.ready: constraints.hashed.txt settings.ini setup.py
 study: setup  ## run the batch of a profile: make study [PROFILE=smoke] [JOBS=2] [FRESH=1]
 	@$(BIN)/dmlstudy run --profile $(PROFILE) --jobs $(JOBS) $(if $(FRESH),--fresh)
 
-test: setup  ## run every check, in the order of tools/check.py, but for the slow tests
+test: setup  ## run every check of tools/check.py but the slow ones
 	@$(BIN)/python tools/check.py
 
-test-slow: setup  ## run the slow tests: kill drills, long trainings, a sample of the committed records again
-	@$(BIN)/python tools/check.py slow
+test-slow: setup  ## the slow checks: all outputs drawn again, kill drills, long trainings, some records made again
+	@$(BIN)/python tools/check.py outputs slow
 
 prepare: setup  ## the daily loop: format, export, test, clean, write the README
 	@$(BIN)/ruff check --fix --quiet nbs tests tools setup.py && $(BIN)/ruff format --quiet nbs tests tools setup.py

@@ -356,7 +356,7 @@ def typical(records: Iterable[Mapping]) -> Callable[[Run], float]:  # seconds
 
     def seconds(run: Run) -> float:
         same, alike = _kinds(vars(run))
-        small = run.model == "convnet"  # others: about a GPU's time in 32 bits, and a minute an evaluation
+        small = run.model.startswith("convnet")  # others: about a GPU's time in 32 bits, and a minute an evaluation
         step = middle.get(same, (0.1 if run.train_stem else 0.004) if small else 0.3 + 60 / run.eval_every)
         return middle.get(alike, 2.0 + step * run.steps)
 
@@ -493,9 +493,8 @@ def _watch(futures: Mapping[Future, Job], progress: "Progress") -> list[Failure]
             try:
                 found = future.result()
             except CancelledError:
-                raise ConnectionError(
-                    "the scheduler was lost: what is recorded is kept, and the same command goes on from there"
-                ) from None
+                said = "the scheduler was lost: what is recorded is kept"
+                raise ConnectionError(f"{said}, and the same command goes on from there") from None
             except Exception as error:
                 found = [Failure(_job_name(job), explained(error), str(job.notebook()))]
             failures += found

@@ -82,9 +82,8 @@ def run_table(
     plain, rows = {*results.loc[results["setting"] == "", "key"]}, []
     for record in records:
         run, values = record["run"], selected(record, selection)
-        main = record["key"] in plain
         rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
-        rows += [{**run, "main": main, **values, **rules}] if values else []
+        rows += [{**run, "main": record["key"] in plain, **values, **rules}] if values else []
     if not rows:
         return pd.DataFrame()
     table, order = pd.DataFrame(rows), dataset_order(records)
@@ -318,13 +317,8 @@ def evaluate_claims(runs: pd.DataFrame, ledger: Sequence[Mapping]) -> pd.DataFra
             verdict = verdict_of(effect, claim["direction"], claim["threshold"], claim["null"])
             row = {**claim, "dataset": dataset, "verdict": verdict}
             if effect is not None:
-                row |= {
-                    "effect": effect.value,
-                    "low": effect.low,
-                    "high": effect.high,
-                    "n": effect.n,
-                    "pairs": effect.of,
-                }
+                row |= {"effect": effect.value, "low": effect.low, "high": effect.high}
+                row |= {"n": effect.n, "pairs": effect.of}
                 open_, row["counted"] = verdict == "inconclusive", effect.unit
                 row["needed"] = needed_for(effect, claim["threshold"], claim["null"]) if open_ else None
             rows.append(row)

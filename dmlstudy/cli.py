@@ -311,7 +311,7 @@ def _tables(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.report import show
 
     began = time.perf_counter()
-    return _end(args.profile, show(args.profile), began)
+    return _end(args.profile, show(args.profile, workers=args.jobs), began)
 
 
 def _report(args: argparse.Namespace) -> int:  # exit status
@@ -524,10 +524,7 @@ _FIND_OPTIONS = {
 }
 _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS
 COMMANDS = {  # name -> function and options
-    "run": (
-        _run,
-        "profile experiments datasets seeds methods extend jobs scheduler resources dry_run fresh any_data",
-    ),
+    "run": (_run, "profile experiments datasets seeds methods extend jobs scheduler resources dry_run fresh any_data"),
     "status": (_status, "any_profile"),
     "tables": (_tables, "profile jobs"),
     "report": (_report, "profile"),

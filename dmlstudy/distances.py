@@ -45,9 +45,8 @@ def check_triplets(
         if not isinstance(index, Tensor):
             raise ValueError(f"{name} must be a tensor; got {type(index).__name__}: use torch.as_tensor")
         if index.ndim != 1 or len(index) != len(triplets[0]) or index.dtype != torch.int64:
-            raise ValueError(
-                f"{name} must be int64 of shape ({len(triplets[0])},); got {tuple(index.shape)} of {index.dtype}"
-            )
+            said = f"{name} must be int64 of shape ({len(triplets[0])},)"
+            raise ValueError(f"{said}; got {tuple(index.shape)} of {index.dtype}")
         if index.device != f.device:
             raise ValueError(f"{name} are on {index.device}, embeddings on {f.device}: use .to(f.device)")
         if index.device.type == "cpu" and len(index):

@@ -24,28 +24,28 @@ from tqdm.auto import tqdm
 from .core import Run, cache_dir, generator, lookup
 from .data import make_data
 from .data.files import Files
-from .data.glyphs import RECIPES
+from .data.glyphs import RECIPES, load_glyphs
 from .data.layouts import data_dir
 from .data.splits import Data, Split, first_of_each_class
 from .data.transforms import TRANSFORMS, BatchTransform, Pixels, Views, make_transform, pad_pixels
 from .methods import METHODS
 from .models import FROZEN_STEMS, MODELS, make_model
+from .models.convnet import CONVNETS
 
 # %% ../nbs/68_feeds.ipynb #bf956421
 PIXELS = ("files", "decoded", "device")  # where images on disk are read and augmented
 
 
-@functools.lru_cache(maxsize=2)
-def _data(dataset: str, decoded: bool, folder: Path | None, strict: bool) -> Data:
-    return make_data(dataset, folder, strict, decoded)
+_glyphs = functools.lru_cache(maxsize=2)(load_glyphs)  # name, folder, transform
+_files = functools.lru_cache(maxsize=2)(make_data)  # name, folder, strict, decoded
 
 
 def data_of(run: Run) -> Data:  # of images on disk with strict_data=False without those that cannot be read
     "The data set of a run, read once for as long as the environment names the same folder"
     lookup("way to read pixels", run.pixels, PIXELS)  # a misspelt one is no request for the decoded copy
     if run.dataset in RECIPES:
-        return _data(run.dataset, False, None, True)
-    return _data(run.dataset, run.pixels != "files", data_dir(), run.strict_data)
+        return _glyphs(run.dataset, None, run.transform)
+    return _files(run.dataset, data_dir(), run.strict_data, run.pixels != "files")
 
 
 def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
@@ -60,8 +60,7 @@ def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is h
     return out | {part: split for part in parts if (split := getattr(data, part)) is not None}
 
 # %% ../nbs/68_feeds.ipynb #73601c2d
-def _views_of(run: Run) -> int:  # 1 for methods that learn from labels
-    "How many views of each image a batch of the run holds"
+def _views_of(run: Run) -> int:  # views of each image in a batch; 1 for methods that learn from labels
     return lookup("method", run.method, METHODS).views
 
 
@@ -77,8 +76,8 @@ def in_pieces(function: Callable, x: Tensor, size: int = 2048) -> Tensor:  # (N,
 
 
 @functools.lru_cache(maxsize=1)
-def _stem_features(dataset: str, model: str, weights: str | None, device: str) -> dict[str, Tensor]:
-    net, data = make_model(model, 1, weights).backbone.to(device).eval(), _data(dataset, False, None, True)
+def _stem_features(dataset: str, transform: str, model: str, weights: str | None, device: str) -> dict[str, Tensor]:
+    net, data = make_model(model, 1, weights).backbone.to(device).eval(), _glyphs(dataset, None, transform)
     out = {}
     for part in ("train", "test", "query", "gallery"):
         if (split := getattr(data, part)) is not None:
@@ -150,7 +149,7 @@ def _rows(split: Split, whole: Split) -> Tensor:
 
 def _embedded_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) -> dict[str, Tensor]:
     "Stem features of the splits of an embedded set"
-    whole, data = _stem_features(run.dataset, run.model, run.weights, str(device)), data_of(run)
+    whole, data = _stem_features(run.dataset, run.transform, run.model, run.weights, str(device)), data_of(run)
     rows = lambda split: _rows(split, data.train)
     own = lambda part: whole["train"][rows(splits[part])] if part in ("train", "validation") else whole[part]
     return {part: own(part) for part in splits}
@@ -320,8 +319,8 @@ def feed_of(run: Run, splits: Mapping[str, Split], device: torch.device, workers
     lookup("way to read pixels", run.pixels, PIXELS)
     embedded, kind = run.dataset in RECIPES, BatchFeed if run.pixels == "device" else FileFeed
     frozen = run.model in FROZEN_STEMS and not run.train_stem
-    if embedded != (run.model == "convnet"):
-        fit = "the convnet" if embedded else "a network for colour images, such as resnet50"
+    if embedded != (run.model in CONVNETS):
+        fit = "a convnet" if embedded else "a network for colour images, such as resnet50"
         raise ValueError(f"{run.dataset} goes with {fit}; got model={run.model!r}")
     whole = not embedded and not lookup("transform", run.transform, TRANSFORMS)["test"]
     if whole and run.dataset != "cifar10" and run.pixels != "device":

@@ -215,9 +215,7 @@ def _index(file: Path, normalize: bool) -> tuple[Callable, int, int]:
     return search, index.ntotal, index.d
 
 # %% ../nbs/98_kept.ipynb #ded003de
-def verification_said(
-    card: Mapping,
-) -> list[str]:  # a sentence; [] where the card has no threshold
+def verification_said(card: Mapping) -> list[str]:  # a sentence; [] where the card has no threshold
     "When two images show the same class"
     if not (found := card["verification"]):
         return []

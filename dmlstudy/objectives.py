@@ -23,9 +23,7 @@ from .regularizers import Regularizer, make_regularizer
 
 # %% ../nbs/65_objectives.ipynb #7507b779
 def _check_parts(
-    loss: Loss,
-    miner: Callable | None,
-    regularizers: Mapping[str, Regularizer],
+    loss: Loss, miner: Callable | None, regularizers: Mapping[str, Regularizer]
 ) -> None:  # raises ValueError
     "Refuse parts that cannot work together, before anything is trained"
     fit = ", ".join(name for name, made in LOSSES.items() if made.uses == "triplets")

@@ -179,9 +179,7 @@ def _sources(thing: type | Callable, seen: set) -> Iterator[str]:
 _MODULE = {*vars(nn.Module())}  # what each module has
 
 
-def fingerprint(
-    *things: nn.Module | Callable | str | None,
-) -> str:  # 12 hex digits
+def fingerprint(*things: nn.Module | Callable | str | None) -> str:  # 12 hex digits
     "A hash of code, settings and weights"
     digest, seen = hashlib.sha256(), set()
     for thing in things:

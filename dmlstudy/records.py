@@ -195,9 +195,8 @@ def each_record(
     "The records of a profile, one after another; that there are damaged lines is said at the end"
     file, damaged = batch_file(profile), []
     if not file.is_file():
-        raise FileNotFoundError(
-            f"there are no records of profile {profile!r} at {file}: make them with dmlstudy run --profile {profile}"
-        )
+        said = f"there are no records of profile {profile!r} at {file}"
+        raise FileNotFoundError(f"{said}: make them with dmlstudy run --profile {profile}")
     yield from _sound(file, damaged, parts)
     if damaged:
         more = f" (and {len(damaged) - 1} more lines)" if len(damaged) > 1 else ""

@@ -214,10 +214,8 @@ class Mix:
     def __call__(self, h: Tensor) -> Tensor:  # same shape
         "Mixed hidden states"
         if len(h) != len(self.partner):
-            raise ValueError(
-                f"{self.location!r} has {len(h)} rows for a batch of {len(self.partner)}: "
-                "mix where the first axis is the batch"
-            )
+            said = f"{self.location!r} has {len(h)} rows for a batch of {len(self.partner)}:"
+            raise ValueError(f"{said} mix where the first axis is the batch")
         return self.lam * h + (1 - self.lam) * h[self.partner.to(h.device)]
 
     def label_sets(self, labels: Tensor) -> list[tuple[float, Tensor]]:  # [(lam, y), (1 - lam, y of the partner)]

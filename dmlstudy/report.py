@@ -15,12 +15,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from jupyter_core.utils import run_sync
 
-from .batch import Failure, _own_folder, duration, gather, notebooks, what_broke
+from .batch import Failure, _end_kernels, _kernels, _own_folder, cores, duration, gather, notebooks, what_broke
 from .core import asset, lookup, make_run, root, write_atomically
 from .records import data_note, each_record, outputs, shown, sound_batch, tidy, write_batch, write_results
 from .study import PROFILES, Job, jobs_of, setting_of
@@ -202,12 +203,14 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
         def new() -> Kernel:
             name = f"{folder.name}-{time.monotonic_ns()}"
             place = {"transport": "ipc", "ip": f"@dmlstudy-{name}"} if sys.platform == "linux" else {}
-            return Kernel(connection_file=str(folder / f"{name}.json"), **place)
+            _kernels.add(made := Kernel(connection_file=str(folder / f"{name}.json"), **place))
+            return made
 
         kernel = new()
         paths = [str(Path(sys.modules["dmlstudy"].__file__).parents[1]), os.environ.get("PYTHONPATH")]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment |= {"DMLSTUDY_ROOT": str(root()), "IPYTHONDIR": str(folder)}
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # another may run beside it
 
         def execute(source: Path, target: Path, parameters: Mapping) -> None:
             nonlocal kernel
@@ -234,25 +237,38 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             yield execute
         finally:
             run_sync(kernel.shutdown_kernel)(now=True)
+            _kernels.discard(kernel)
 
 # %% ../nbs/97_report.ipynb #cb35a553
-def show(profile: str, out: Callable[[str], None] = print) -> list[Failure]:  # empty if all is well
-    "Make results.csv, tables, figures and report from the kept records of a profile"
+def show(
+    profile: str, out: Callable[[str], None] = print, workers: int | None = None
+) -> list[Failure]:  # empty if all is well
+    "Make results.csv, tables, figures and report from the kept records of a profile, some notebooks side by side"
     began = time.perf_counter()
     settings = {r["key"]: setting_of(profile, make_run(r["run"])) for r in each_record(profile, ["run"])}
     write_results(shown(profile) / "results.csv", tidy(profile, each_record(profile, ["run", "curves"]), settings))
     sources = sorted((notebooks() / "paper").glob("*.ipynb"))
     drawn = [(source, more) for source in sources for more in DRAWN.get(source.stem, [{}])]
-    failures = []
-    with one_process() as execute:
-        for source, more in drawn:
-            name = "-".join([profile, source.stem, *more.values()])
-            target = outputs() / "notebooks" / "paper" / f"{name}.ipynb"
-            try:
-                execute(source, target, {"profile": profile, **more})
-            except Exception as error:
-                what = " ".join([f"{source.parent.name}/{source.name}", *more.values()])
-                failures.append(Failure(what, what_broke(error), str(target), getattr(error, "exec_count", None)))
+    todo, failures = iter(drawn), []
+
+    def draw() -> None:
+        with one_process() as execute:
+            for source, more in todo:  # each worker takes the next
+                target = outputs() / "notebooks" / "paper" / f"{'-'.join([profile, source.stem, *more.values()])}.ipynb"
+                try:
+                    execute(source, target, {"profile": profile, **more})
+                except Exception as error:
+                    what = " ".join([f"{source.parent.name}/{source.name}", *more.values()])
+                    failures.append(Failure(what, what_broke(error), str(target), getattr(error, "exec_count", None)))
+
+    with ThreadPoolExecutor(workers := workers or min(cores(), 4)) as pool:
+        try:
+            for worker in [pool.submit(draw) for _ in range(workers)]:
+                worker.result()
+        except BaseException:
+            [*todo]  # nobody draws the rest
+            _end_kernels()
+            raise
     write_report(profile)
     spent = duration(time.perf_counter() - began)
     out(f"{len(settings)} records, {len(drawn)} notebooks of tables and figures in {spent}")

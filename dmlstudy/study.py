@@ -77,9 +77,7 @@ def _chosen(file: Path, stamp: float) -> dict:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def tuned(
-    profile: Profile,
-) -> dict:  # data set -> method -> fields of a run
+def tuned(profile: Profile) -> dict:  # data set -> method -> fields of a run
     "What the search on validation classes chose for a profile"
     file = asset(profile.tuned) if profile.tuned else None
     return _chosen(file, file.stat().st_mtime) if file and file.exists() else {}
@@ -93,7 +91,8 @@ def chosen_for(
     "What the search chose for a method on a data set"
     if (source := METHODS[method].source) is None:
         found = tuned(profile)
-        return found.get(dataset, found.get(dataset.removesuffix("_alternate"), {})).get(method, {})
+        like = {"grocery_alternate": "grocery", "glyphs_shop": "glyphs_many"}.get(dataset)  # whose choice it takes
+        return found.get(dataset, found.get(like, {})).get(method, {})
     file = outputs() / "own" / (profile.tuned or "none")
     found = _chosen(file, file.stat().st_mtime) if file.is_file() else {}
     return found.get(dataset, {}).get(f"{method} {source}", {})

@@ -26,8 +26,8 @@ from .study import PROFILES, runs_of, setting_of
 def _read(profile: str, file: str, changed: int, size: int) -> tuple[list[dict], pd.DataFrame]:
     records = read_batch(profile)
     plan, apart = profile.removesuffix("_search"), {}
-    for record in records:  # a data set that only an experiment of the profile asks for is no plain run
-        other = record["run"]["dataset"] not in PROFILES[plan].datasets
+    for record in records:  # a data set of an experiment alone is no plain run, unless it stands in for a paper's
+        other = record["run"]["dataset"] not in {*PROFILES[plan].datasets, *ROLES}
         apart[record["key"]] = setting_of(plan, make_run(record["run"])) or "another data set" * other
     return records, tidy(profile, records, apart)
 
@@ -38,9 +38,7 @@ def _records(profile: str) -> tuple[list[dict], pd.DataFrame]:
     return _read(profile, str(file), stat and stat.st_mtime_ns, stat and stat.st_size)
 
 
-def profiles_shown(
-    profile: str,
-) -> list[str]:  # the profile itself last
+def profiles_shown(profile: str) -> list[str]:  # the profile itself last
     "The profiles whose records stand in a profile's tables and figures"
     other = PROFILES[profile].beside if profile in PROFILES else None
     return [*([other] if other and batch_file(other).is_file() else []), profile]
@@ -296,9 +294,7 @@ def answer(
     return Markdown(f"**Answer:** {text}")
 
 
-def listed(
-    words: Iterable[str],
-) -> str:  # such as "a, b and c"; "none" for nothing
+def listed(words: Iterable[str]) -> str:  # such as "a, b and c"; "none" for nothing
     "Words in a row"
     *first, last = [*words] or ["none"]
     return f"{', '.join(first)} and {last}" if first else last
@@ -314,9 +310,7 @@ def row_order(
     return ["Untrained", *(n for n in names if not n.startswith("R-")), *(n for n in names if n.startswith("R-"))]
 
 # %% ../nbs/93_tables.ipynb #63ca2e6b
-def dataset_order(
-    records: Iterable[Mapping],
-) -> list[str]:  # each data set once, in the order of the papers' sets
+def dataset_order(records: Iterable[Mapping]) -> list[str]:  # each data set once, in the order of the papers' sets
     "The data sets of some records"
     names = {record["run"]["dataset"] for record in records}
     place = lambda name: [*NAMES].index(role(name)) if role(name) in NAMES else len(NAMES)

@@ -68,9 +68,7 @@ def part(
     )
 
 
-def words(
-    transform: Transform,
-) -> str:  # such as "resize 256, center crop 224"
+def words(transform: Transform) -> str:  # such as "resize 256, center crop 224"
     "The steps of a transform"
     told = lambda v: "–".join(f"{x:g}" for x in v) if isinstance(v, tuple) else f"{v:g}"
     chance = {"flip": (default(flip, "p"),)}
@@ -88,9 +86,7 @@ def default(
     return inspect.signature(function).parameters[name].default
 
 
-def pixels(
-    scaling: Scaling,
-) -> str:  # in units of the network's input, in the order of its channels
+def pixels(scaling: Scaling) -> str:  # in units of the network's input, in the order of its channels
     "What is done to pixels"
     unit = 255 if max(scaling.std) < 0.1 else 1  # Caffe's networks count to 255
     mean, std = ([round(unit * v, 4) for v in values] for values in (scaling.mean, scaling.std))

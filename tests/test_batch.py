@@ -130,7 +130,8 @@ def test_undisturbed(undisturbed):
     assert f"results.csv  {undisturbed.folder / 'outputs/drill/results.csv'}" in told and "took" in told
 
 
-@pytest.mark.parametrize("kind", ["dask", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dask", "processes"])
 def test_any_executor_gives_the_same_results(study, undisturbed, kind, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
     if kind == "dask":
@@ -151,6 +152,7 @@ def test_any_executor_gives_the_same_results(study, undisturbed, kind, monkeypat
 # killed, interrupted, two at once
 
 
+@pytest.mark.slow
 def test_killed_worker(study, undisturbed):
     process = study.start("run", *ASKED)
     victim = study.wait_for("begun")[0]
@@ -210,7 +212,10 @@ def test_killed_batch_at_ten_random_moments(study, undisturbed):
     assert set(study.trained().values()) == {1}  # a kill between record and journal may hide one
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+SLOW_SIGNALS = [pytest.param(sign, marks=pytest.mark.slow) for sign in (signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, *SLOW_SIGNALS])
 def test_interrupted(study, undisturbed, sign):
     process = study.start("run", *ASKED)
     pids = {event["pid"] for event in study.wait_for("begun", 1)}
@@ -226,6 +231,7 @@ def test_interrupted(study, undisturbed, sign):
     assert set(study.trained().values()) == {1}
 
 
+@pytest.mark.slow
 def test_two_batches_share_the_work(study, undisturbed):
     processes = [study.start("run", *ASKED) for _ in range(2)]
     told = [process.communicate(timeout=300)[0] for process in processes]
@@ -416,6 +422,7 @@ def disk(tmp_path):
         yield mount
 
 
+@pytest.mark.slow
 def test_full_and_read_only_disk(disk, study, undisturbed):
     status, told = study.call("run", *ASKED)
     assert status == 1 and "No space left on device" in told or "is full" in told, told
@@ -455,6 +462,7 @@ time.time = lambda: clock() + {}
 """
 
 
+@pytest.mark.slow
 def test_the_wall_clock_set_back_or_forth(study, undisturbed):
     """Two batches, of which one is an hour ahead or late, and files an hour old."""
     slow = study.start("run", *ASKED)
@@ -563,6 +571,7 @@ def test_status_of_ten_thousand_records_is_fast(study):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 8  # seconds, however busy the machine
 
 
+@pytest.mark.slow
 def test_records_that_came_with_the_project_count_as_recorded(study, undisturbed):
     shutil.copytree(undisturbed.folder / "outputs/records", study.folder / "outputs/records")
     rows = [line.split() for line in study.call("status")[1].splitlines()]

@@ -430,14 +430,7 @@ def test_a_test_list_without_classes_is_explained(tmp_path):
 @pytest.mark.parametrize(
     ("name", "layout", "file", "old", "new", "says"),
     [
-        (
-            "sop",
-            "official lists",
-            "Ebay_test.txt",
-            " 3 ",
-            " 1 ",
-            "1 classes are in .*, such as sofa 1",
-        ),
+        ("sop", "official lists", "Ebay_test.txt", " 3 ", " 1 ", "1 classes are in .*, such as sofa 1"),
         (
             "inshop",
             "list and images",

@@ -397,10 +397,7 @@ PML = {  # name -> (ours, theirs)
         ranking.MultiSimilarityLoss(mean_over="batch"),
         lambda f, y, t: pml.MultiSimilarityLoss(2, 40, 0.5)(f, y, pml_miners.MultiSimilarityMiner(0.1)(f, y)),
     ),
-    "normalized_npair": (
-        ranking.NormalizedNPairLoss(1),
-        pml.NPairsLoss(distance=pml_distances.DotProductSimilarity()),
-    ),
+    "normalized_npair": (ranking.NormalizedNPairLoss(1), pml.NPairsLoss(distance=pml_distances.DotProductSimilarity())),
     "tuplet_margin": (
         ranking.TupletMarginLoss(),
         lambda f, y, t: pml.TupletMarginLoss(math.degrees(0.1), 64)(f, y) + 0.5 * pml.IntraPairVarianceLoss()(f, y),

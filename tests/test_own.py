@@ -47,6 +47,7 @@ def test_keys_of_committed_records_are_what_they_were():
         assert make_run(record["run"]).key() == record["key"]
 
 
+@pytest.mark.slow
 def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
     file = tmp_path / "my_method.py"
     file.write_text(METHOD)

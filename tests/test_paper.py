@@ -19,9 +19,10 @@ NOTEBOOKS = sorted((ROOT / "nbs" / "paper").glob("*.ipynb"))
 STEMS = {
     *(f"roth_table{i}" for i in range(1, 10)),
     *(f"roth_fig{i}" for i in range(1, 13)),
-    *("sec_main", "sec_fig1", "sec_fig2", "sec_variance", "sec_theory", "sec_optimizers", "sec_attributes", "sec_grid"),
+    *("sec_main", "sec_fig1", "sec_fig2", "sec_variance", "sec_theory", "sec_optimizers", "sec_attributes"),
     *(f"sec_table{i}" for i in range(1, 6)),
-    *("sec_margins", "roth_corrections", "roth_memorization", "claims", "search", "protocol", "inflation", "photos"),
+    *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
+    *("claims", "search", "protocol", "inflation", "photos"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -33,7 +34,7 @@ MADE = {  # notebooks that make several, and their stems
 }
 SWEEPS = {"roth_samplers": "samplers", "roth_fig3": "samplers", "roth_fig7": "switch"}
 SWEEPS |= {"roth_corrections": "corrections", "sec_main": "sec_main", "roth_memorization": "memorization"}
-SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup", "sec_grid": "sec_grid"}
+SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup", "sec_grid": "sec_grid", "sec_why": "sec_why"}
 SWEEPS |= {"sec_table2": "sec_weights", "sec_table5": "sec_heads", "sec_fig1": "sec_norms", "sec_fig2": "sec_norms"}
 SWEEPS |= {"sec_optimizers": "sec_optimizers", "sec_table1": "simclr", "sec_attributes": "sec_norms"}
 

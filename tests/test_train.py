@@ -298,6 +298,7 @@ def test_a_full_disk_costs_the_weights_and_not_the_record(disk):
         fit(run, "cpu", place, [SimpleNamespace(begin=lambda state: pytest.fail("it was trained first"))])
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_do_not_harm_each_other(tmp_path):
     code = (
         "import sys; from dmlstudy.core import make_run; from dmlstudy.train import Checkpoint, fit; "
@@ -357,7 +358,11 @@ def test_monitors_of_each_step_change_nothing_and_go_on(tmp_path):
     run = make_run(TINY, method="SHT", steps=6, eval_every=2, monitor=True)
     whole, without = fit(run, device="cpu"), fit(make_run(run.changed(), monitor=False), device="cpu")
     assert whole["curves"] == without["curves"] and "monitor" not in without
-    assert all(len(values) == 6 for name, values in whole["monitor"].items() if name != "test")
+    assert {name: len(values) for name, values in whole["monitor"].items() if name != "test"} == {
+        **dict.fromkeys(("norm_mean", "norm_var", "norm_cv", "violated", "angle"), 6),
+        "norm_images": 1,
+    }
+    assert all(0 < angle < 90 for angle in whole["monitor"]["angle"])
     assert {*map(len, whole["monitor"]["test"].values())} == {sum(whole["classes"]["n"])}
     mean, variance, cv = (whole["monitor"][f"norm_{name}"] for name in ("mean", "var", "cv"))
     assert cv == pytest.approx([v**0.5 / m for m, v in zip(mean, variance, strict=True)], rel=1e-3)
@@ -469,6 +474,7 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
     fields["mixup"] = 2.0 if mixed else None
     if method == "SimCLR + SEC":  # its rates and its weight change with the step
         fields |= {"variant": "published", "optimizer": "sgd", "milestones": "cosine", "lr_decay": 1e-3}
+        fields |= {"measure": "validation"}  # a linear classifier on the test classes takes seconds
     run = make_run(TINY, dataset="glyphs_fine", **fields)
     assert len(sampler_of(run, splits_of(run)["train"].labels)) == 7
     whole = fit(run, device="cpu")

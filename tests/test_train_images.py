@@ -111,6 +111,7 @@ def stopped(run, folder):
     assert (folder / "checkpoint.pt").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
     broken = next(birds.rglob("*Auk_1.jpg"))
     whole = broken.read_bytes()
@@ -132,6 +133,7 @@ def test_a_run_with_other_images_of_the_same_number_is_not_gone_on_with(birds, t
     assert content(again) == content(fresh)
 
 
+@pytest.mark.slow
 def test_a_run_from_other_weights_is_not_gone_on_with_and_says_which_it_had(birds, tmp_path):
     file, folder = tmp_path / "weights.pth", tmp_path / "run"
     net = make_backbone("resnet50", None, rng=generator(0, "first")).state_dict()
@@ -316,7 +318,7 @@ def test_an_unreadable_image_stops_the_run_before_it_begins(birds):
 def test_data_and_network_must_go_together(birds):
     with pytest.raises(ValueError, match="cub200 goes with a network for colour images"):
         train.fit(make_run(BIRDS, model="convnet", weights="glyphs"), device="cpu")
-    with pytest.raises(ValueError, match="glyphs_fine goes with the convnet"):
+    with pytest.raises(ValueError, match="glyphs_fine goes with a convnet"):
         train.fit(make_run(BIRDS, dataset="glyphs_fine"), device="cpu")
     with pytest.raises(ValueError, match="leave pixels at 'files'"):
         train.fit(make_run(pixels="decoded"), device="cpu")

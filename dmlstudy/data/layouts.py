@@ -331,10 +331,8 @@ _CARS = {
     "official halves, test list outside": _car_halves("cars_test_annos_withlabels.mat"),
     "class folders in images": (("images/*/*.jpg",), _read_car_folders),
     "class folders in halves": (("train/*/*.jpg", "test/*/*.jpg"), partial(_read_car_folders, parts=("train", "test"))),
-    "class folders": (
-        ("*/*.jpg", "!cars_train", "!cars_test", "!car_ims"),  # those are parts of an official layout
-        partial(_read_car_folders, parts=("",)),
-    ),
+    # "!": those are parts of an official layout
+    "class folders": (("*/*.jpg", "!cars_train", "!cars_test", "!car_ims"), partial(_read_car_folders, parts=("",))),
 }
 
 # %% ../../nbs/12_data.layouts.ipynb #c857ad48

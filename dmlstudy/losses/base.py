@@ -100,10 +100,8 @@ def check_classes(labels: Tensor, n_classes: int) -> None:
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
-        raise ValueError(
-            f"labels must be in 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}. "
-            "Make the loss with the n_classes of the training set"
-        )
+        said = f"labels must be in 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}."
+        raise ValueError(f"{said} Make the loss with the n_classes of the training set")
 
 # %% ../../nbs/49_losses.base.ipynb #b82b464c
 def zero(f: Tensor) -> Tensor:  # scalar 0

@@ -91,9 +91,8 @@ def _given_pairs(pairs: Sequence, n: int, folds: int) -> tuple[np.ndarray, np.nd
     if sum(map(len, kinds)) < len(pairs) or not (0 <= pairs[:, :2].min() <= pairs[:, :2].max() < n):
         raise ValueError(f"pairs name images 0 to {n - 1}, and say 1 for the same or 0 for different")
     if min(map(len, kinds)) < folds or folds < 2:
-        raise ValueError(
-            f"folds is 2 or more, with a pair of either kind for each; got {folds}, and {[*map(len, kinds)]} pairs"
-        )
+        said = f"folds is 2 or more, with a pair of either kind for each; got {folds}"
+        raise ValueError(f"{said}, and {[*map(len, kinds)]} pairs")
     part = np.empty(len(pairs), int)
     for rows in kinds:
         part[rows] = np.arange(len(rows)) * folds // len(rows)

@@ -17,13 +17,23 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from ..core import asset, generator, lookup
 from .backbones import BACKBONES, BNINCEPTION_FILE, freeze_batchnorm, make_backbone
-from .convnet import init_weights, make_convnet
+from .convnet import CONVNETS, init_weights, make_convnet
 from .lite import lite0_file, make_lite0
 
 # %% ../../nbs/39_models.ipynb #9afbc537
+def _fixed(features: int, *kept: str) -> nn.BatchNorm1d:
+    "A normalisation by statistics that stay; those that are not kept do nothing"
+    layer = freeze_batchnorm(nn.BatchNorm1d(features))
+    layer.kept = kept
+    return layer
+
+
 HEADS = {
     "linear": lambda features, linear: [linear],
     "bn": lambda features, linear: [nn.BatchNorm1d(features), linear],
+    "centred": lambda features, linear: [_fixed(features, "mean"), linear],
+    "scaled": lambda features, linear: [_fixed(features, "var"), linear],
+    "standardised": lambda features, linear: [_fixed(features, "mean", "var"), linear],
     "bn_after": lambda features, linear: [linear, nn.BatchNorm1d(linear.out_features)],
     "weight_norm": lambda features, linear: [weight_norm(linear)],
 }
@@ -80,19 +90,19 @@ class EmbeddingNet(nn.Module):
                 features = self.backbone.tail(h)
                 for layer in self.head:
                     if isinstance(layer, nn.BatchNorm1d):
-                        layer.running_mean.copy_(features.mean(0))
-                        layer.running_var.copy_(features.var(0))
+                        for name in getattr(layer, "kept", ("mean", "var")):
+                            getattr(layer, f"running_{name}").copy_(getattr(features, name)(0))
                     features = layer.eval()(features)
 
 # %% ../../nbs/39_models.ipynb #04a9b0a8
 MODELS = {  # name -> function of weights and generator that makes a backbone
-    "convnet": make_convnet,
+    **{name: partial(make_convnet, name=name) for name in CONVNETS},
     "efficientnet_lite0": make_lite0,
     **{name: partial(make_backbone, name) for name in BACKBONES},
 }
 
 
-FROZEN_STEMS = ("convnet", "efficientnet_lite0")  # networks whose stem can be frozen and its output kept
+FROZEN_STEMS = (*CONVNETS, "efficientnet_lite0")  # networks whose stem can be frozen and its output kept
 
 
 def make_model(
@@ -147,7 +157,7 @@ def weights_file(
     if not weights.isidentifier():  # a path
         file = Path(weights).expanduser()
     elif name in FROZEN_STEMS:
-        file = asset(f"convnet_{weights}.safetensors") if name == "convnet" else lite0_file()
+        file = asset(f"{name}_{weights}.safetensors") if name in CONVNETS else lite0_file()
     elif name.startswith("timm:"):
         file = _timm_file(name.removeprefix("timm:"), hub)
     elif name == "bninception":

@@ -128,10 +128,8 @@ class BNInception(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, 1024)
         size, x = tuple(x.shape[2:]), self.stem(x)
         if x.shape[2] % 4 or x.shape[3] % 4:
-            raise ValueError(
-                f"the sides of BN-Inception's map at stride 8 must be divisible by 4; images of {size} give "
-                f"{tuple(x.shape[2:])}. Sides that fit: 32, 64, 128, 224, 227, 256"
-            )
+            said = f"the sides of BN-Inception's map at stride 8 must be divisible by 4; images of {size} give"
+            raise ValueError(f"{said} {tuple(x.shape[2:])}. Sides that fit: 32, 64, 128, 224, 227, 256")
         for name in INCEPTION_BLOCKS:
             x = self.block(name, x)
         return self.pool(x).flatten(1)
@@ -267,10 +265,8 @@ def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
         return chosen.get_state_dict(progress=False, check_hash=True)
     except OSError as error:
         place = Path(torch.hub.get_dir()) / "checkpoints"
-        raise OSError(
-            f"the weights {chosen} could not be fetched from {chosen.url} ({error}): put the file into {place}, "
-            "or give its path as weights."
-        ) from error
+        said = f"the weights {chosen} could not be fetched from {chosen.url} ({error}): put the file into {place},"
+        raise OSError(f"{said} or give its path as weights.") from error
 
 # %% ../../nbs/30_models.backbones.ipynb #9af20a72
 def make_backbone(

@@ -76,9 +76,7 @@ def last_of_each(
     return position.new_zeros(n).scatter_reduce_(0, indices, position, "amax")[indices]
 
 # %% ../../nbs/21_samplers.embedded.ipynb #438c9993
-def _check_bank(
-    bank: MemoryBank,
-) -> None:  # raises ValueError
+def _check_bank(bank: MemoryBank) -> None:  # raises ValueError
     "Refuse to select from a bank with embeddings missing or not finite"
     if missing := int((~bank.known).sum()):
         raise ValueError(f"the bank lacks {missing} of {len(bank)} embeddings: give them by bank.fill(f)")
@@ -154,17 +152,14 @@ class EmbeddedSampler(_PlannedSampler):
         super().__init__(labels, batch_size, seed, samples_per_class, batches)
         n = len(self.by_class.images)
         if bank is None and dim is None:
-            raise ValueError(
-                f"{type(self).__name__} selects from embeddings: give dim=..., or bank=MemoryBank({n}, dim)"
-            )
+            said = f"{type(self).__name__} selects from embeddings"
+            raise ValueError(f"{said}: give dim=..., or bank=MemoryBank({n}, dim)")
         self.bank = MemoryBank(n, dim) if bank is None else bank
         if len(self.bank) != n:
             raise ValueError(f"the bank holds {len(self.bank)} images, the labels are of {n}")
         if not batch_size <= big_batch <= n or big_batch % samples_per_class:
-            raise ValueError(
-                f"big_batch must lie between the batch of {batch_size} and the {n} images there are, "
-                f"and be a multiple of {samples_per_class}; got {big_batch}"
-            )
+            said = f"big_batch must lie between the batch of {batch_size} and the {n} images there are,"
+            raise ValueError(f"{said} and be a multiple of {samples_per_class}; got {big_batch}")
         if project_dim is not None and project_dim < 1:
             raise ValueError(f"project_dim is the dimension to project to, at least 1, or None; got {project_dim}")
         self.variant = lookup("variant", variant, ("corrected", "published"))

@@ -127,9 +127,8 @@ class LabelSampler(EpochSampler):
         self.by_class = ImagesByClass(labels)
         n_images, n = len(self.by_class.images), samples_per_class
         if n < 1 or batch_size < 1 or batch_size % n:
-            raise ValueError(
-                f"a batch of {batch_size} cannot hold {n} images of each of its classes: {batch_size} / {n}"
-            )
+            said = f"a batch of {batch_size} cannot hold {n} images of each of its classes"
+            raise ValueError(f"{said}: {batch_size} / {n}")
         if batches is None and batch_size > n_images:
             what = f"a batch of {batch_size} is larger than the data set of {n_images} images"
             raise ValueError(f"{what}: take a smaller one, or give batches=")
@@ -161,8 +160,7 @@ def _usable_classes(
     "Apply the policy for classes with fewer images than asked, and say once how many there are"
     lookup("policy for short classes", short, ("repeat", "drop", "raise"))
     enough = by_class.counts >= n
-    few = int((~enough).sum())
-    if few:
+    if few := int((~enough).sum()):
         report = f"{few} of {len(enough)} classes have fewer than {n} images"
         if short == "raise":
             raise ValueError(f'{report}: use short="repeat" or short="drop", or a smaller samples_per_class')

@@ -62,9 +62,7 @@ def _linear(state: State, part: str) -> float:
     return linear_accuracy(*known, h, labels) if known else linear_accuracy(h[own], labels[own], h[~own], labels[~own])
 
 # %% ../../nbs/89_train.ipynb #80e71bb8
-def measure(
-    state: State,
-) -> dict[str, dict]:  # curve -> metric -> value, or a list of values
+def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a list of values
     "All metrics on all splits"
     feed, on_sphere = state.feed, state.objective is None or state.objective.loss.normalizes
     wanted = {part for part, _ in state.metrics.values()}
@@ -302,7 +300,7 @@ def _short(value: float | list) -> float | list:
 
 
 class Monitor:
-    "Record norms and violated triplets of each step, norms of eight training images, and of all test images at the end"
+    "Record norms, angles and violated triplets of each step, and the norms of all test images at the end"
 
     def __init__(self):
         self.rows, self.images = [], None
@@ -318,16 +316,28 @@ class Monitor:
         if now.triplets is not None and hasattr(state.objective.loss, "violated"):
             row["violated"] = state.objective.loss.violated(now.f, now.labels, now.triplets)
         if self.images is not None:
-            model, training = state.network.model, state.network.model.training
-            model.eval()
-            with torch.no_grad():
-                row["norm_images"] = state.network(self.images).norm(dim=1)
-            model.train(training)
+            self.before = self.embed(state)
+            if state.step % 10 == 0:
+                row["norm_images"] = self.before.norm(dim=1)
         self.rows.append(row)
 
+    def after_step(self, state: State, now: Step) -> None:
+        if self.images is not None:
+            cosine = torch.cosine_similarity(self.before.double(), self.embed(state).double())
+            self.rows[-1]["angle"] = cosine.clamp(-1, 1).arccos().rad2deg().mean()
+
+    def embed(self, state: State) -> Tensor:  # f (8, dim), in evaluation mode
+        model, training = state.network.model, state.network.model.training
+        model.eval()
+        with torch.no_grad():
+            f = state.network(self.images)
+        model.train(training)
+        return f
+
     def measured(self, state: State, step: int, values: Mapping) -> None:
-        for name in self.rows[0] if self.rows else ():
-            state.monitor.setdefault(name, []).extend(_short(torch.stack([row[name] for row in self.rows]).tolist()))
+        for name in dict.fromkeys(name for row in self.rows for name in row):
+            held = torch.stack([row[name] for row in self.rows if name in row])
+            state.monitor.setdefault(name, []).extend(_short(held.tolist()))
         self.rows = []
         if step == state.run.steps:
             parts = [part for part in ("query", "gallery") if part in state.feed.labels] or ["test"]
@@ -377,9 +387,7 @@ def git_commit() -> str | None:  # with a + for uncommitted changes; None outsid
 
 
 @functools.cache
-def device_name(
-    device: torch.device,
-) -> str:  # such as "cpu (AMD EPYC, AVX2)" or "NVIDIA H100"
+def device_name(device: torch.device) -> str:  # such as "cpu (AMD EPYC, AVX2)" or "NVIDIA H100"
     "What a run was computed on; equal runs give equal bits on equal devices"
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -446,7 +454,7 @@ def fit(
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):  # a folder that cannot be written is found out now
             pass
-    small = run.model == "convnet" or run.model in FROZEN_STEMS and not run.train_stem  # one thread does
+    small = run.model.startswith("convnet") or run.model in FROZEN_STEMS and not run.train_stem  # one thread does
     with _threads(1 if device.type == "cpu" and small else None), matmul_precision("float32"):
         state, error = resolve(run, device, reader_processes() if workers is None else workers), None
         state.folder, state.began, hooks = folder, began, _all_hooks(run, folder, hooks or ())

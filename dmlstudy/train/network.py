@@ -166,11 +166,7 @@ OPTIMIZERS = {  # name -> function of parameter groups, the run, and whether one
 }
 
 
-def param_groups(
-    run: Run,
-    model: EmbeddingNet,
-    objective: Objective,
-) -> list[dict]:  # for the optimiser
+def param_groups(run: Run, model: EmbeddingNet, objective: Objective) -> list[dict]:  # for the optimiser
     "Learning rate and weight decay of every trained parameter"
     groups = []
     for part, lr in ((model.backbone, run.lr), (model.head, run.lr * run.head_lr_factor)):
@@ -186,9 +182,7 @@ def param_groups(
     return groups + objective.param_groups(run.lr, run.loss_lr)
 
 # %% ../../nbs/80_train.network.ipynb #00de90de
-def milestone_steps(
-    run: Run,
-) -> list[int]:  # ascending
+def milestone_steps(run: Run) -> list[int]:  # ascending
     "The steps before which the learning rates decay; none with cosine, which has no steps"
     if run.milestones == "cosine":
         return []
@@ -197,9 +191,8 @@ def milestone_steps(
     except ValueError:
         shares = [math.nan]
     if not all(0 < share <= 1 for share in shares):
-        raise ValueError(
-            f'milestones are fractions of the steps, such as "0.5,0.75", or cosine; got {run.milestones!r}'
-        )
+        said = 'milestones are fractions of the steps, such as "0.5,0.75", or cosine'
+        raise ValueError(f"{said}; got {run.milestones!r}")
     return [round(share * run.steps) for share in shares]
 
 

@@ -39,9 +39,7 @@ _LEAST = {  # field of a run -> the smallest number that makes sense
 }
 
 
-def check_run(
-    run: Run,
-) -> None:  # raises ValueError
+def check_run(run: Run) -> None:  # raises ValueError
     "Refuse settings that cannot work, before data are read"
     for name, least in _LEAST.items():
         if (value := getattr(run, name)) is not None and not least <= value < math.inf:
@@ -54,10 +52,8 @@ def check_run(
         raise ValueError(f"with cosine the learning rates fall to lr_decay of what they were; got {run.lr_decay}")
     row, bank = METHODS[run.method], issubclass(SAMPLERS[run.sampler], EmbeddedSampler)
     if row.views > 1 and (run.sampler != "shuffle" or run.batch_size < 2):
-        raise ValueError(
-            f"a batch of {run.method} holds views of at least 2 images, none twice: use sampler='shuffle'; "
-            f"got {run.sampler!r} and batch_size={run.batch_size}"
-        )
+        said = f"a batch of {run.method} holds views of at least 2 images, none twice: use sampler='shuffle';"
+        raise ValueError(f"{said} got {run.sampler!r} and batch_size={run.batch_size}")
     known = run.model.startswith("resnet50") or run.model in FROZEN_STEMS and not run.train_stem
     if run.mixup is not None and not (known and row.views == 1 and not (row.regularizer or bank or run.compile)):
         fit = "a frozen stem or a resnet50, a method with labels and no regulariser, a sampler without a memory bank"
@@ -111,8 +107,7 @@ def sampler_of(
 
 # %% ../../nbs/81_train.state.ipynb #a1a00f88
 def mixup_of(
-    run: Run,
-    model: EmbeddingNet,
+    run: Run, model: EmbeddingNet
 ) -> tuple[nn.Module, ManifoldMixup] | None:  # part of the network, and what mixes there; None: no mixing
     "Where a run mixes its batches"
     if run.mixup is None:
@@ -173,11 +168,7 @@ class State:
         self.began = time.perf_counter()
 
 # %% ../../nbs/81_train.state.ipynb #80611839
-def start(
-    run: Run,
-    feed: Feed | FileFeed,
-    device: torch.device,
-) -> State:  # before the first step
+def start(run: Run, feed: Feed | FileFeed, device: torch.device) -> State:  # before the first step
     "Make the network, the objective, the optimiser and the sampler of a run"
     rng = generator(run.seed, "weights")
     how = (run.model, run.embed_dim, run.weights, run.freeze_bn, run.head, rng, run.bn_affine)
