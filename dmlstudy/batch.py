@@ -445,7 +445,7 @@ def run_batch(
     refused = {failure.key for failure in failures}
     wanted = [run for run in runs if run not in known and run.key() not in refused]
     profiles = dict.fromkeys(job.profile for job in jobs)
-    seconds = typical([*(r for p in profiles for r in sound_batch(p)), *known.values()])
+    seconds = typical([*(r for p in profiles for r in sound_batch(p, parts=["run", "made"])), *known.values()])
     todo = shards(jobs, wanted, workers, seconds)
     progress = Progress(wanted, todo, seconds, workers, out)
     progress.say(f"{len(runs)} runs, {len(known)} of them recorded; {len(wanted)} to train in {len(todo)} notebooks")

@@ -223,7 +223,7 @@ def _dry_run(jobs: Sequence[Job], workers: int | None) -> int:  # exit status: 0
     from dmlstudy.records import recorded_keys, sound_batch
 
     known, workers = recorded_keys(), workers or default_workers()
-    seconds = typical(record for name in PROFILES for record in sound_batch(name))
+    seconds = typical(record for name in PROFILES for record in sound_batch(name, parts=["run", "made"]))
     rows, wanted = {}, {}
     for job in jobs:
         runs = job.runs()

@@ -215,12 +215,13 @@ def read_batch(profile: str) -> list[dict]:  # in the order of the file, which i
 def sound_batch(
     profile: str,
     out: Callable[[str], None] | None = None,  # is told of damaged lines; the file is then copied to its side
+    parts: Iterable[str] | None = None,  # as for `each_record`
 ) -> list[dict]:  # [] if there is no file
     "The sound records of a profile, for those who write the file anew or only estimate"
     if not (file := batch_file(profile)).is_file():
         return []
     damaged: list[int] = []
-    records = [*_sound(file, damaged)]
+    records = [*_sound(file, damaged, parts)]
     if damaged and out:
         aside = file.with_name(f"{file.name}.damaged-{zlib.crc32(file.read_bytes()):08x}")
         write_atomically(aside, file.read_bytes())

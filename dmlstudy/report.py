@@ -203,14 +203,12 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
         def new() -> Kernel:
             name = f"{folder.name}-{time.monotonic_ns()}"
             place = {"transport": "ipc", "ip": f"@dmlstudy-{name}"} if sys.platform == "linux" else {}
-            _kernels.add(made := Kernel(connection_file=str(folder / f"{name}.json"), **place))
-            return made
+            return Kernel(connection_file=str(folder / f"{name}.json"), **place)
 
-        kernel = new()
+        _kernels.add(kernel := new())
         paths = [str(Path(sys.modules["dmlstudy"].__file__).parents[1]), os.environ.get("PYTHONPATH")]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        environment |= {"DMLSTUDY_ROOT": str(root()), "IPYTHONDIR": str(folder)}
-        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # another may run beside it
+        environment |= {"DMLSTUDY_ROOT": str(root()), "IPYTHONDIR": str(folder), "OMP_NUM_THREADS": "1"}
 
         def execute(source: Path, target: Path, parameters: Mapping) -> None:
             nonlocal kernel

@@ -195,12 +195,12 @@ def birds(tmp_path, monkeypatch):
     """A miniature CUB200-2011 with its decoded copy, where the library looks for it."""
     monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "data"))
-    feeds._data.cache_clear()
+    feeds._files.cache_clear()
     build("cub200", "class folders in images", tmp_path / "data")
     accept(monkeypatch, "cub200", load_images("cub200", tmp_path / "data", strict=False))
     prepare("cub200", decoded=True)
     yield
-    feeds._data.cache_clear()
+    feeds._files.cache_clear()
 
 
 @pytest.mark.parametrize("pixels", ["files", "device"])

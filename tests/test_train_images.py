@@ -29,9 +29,9 @@ def place(tmp_path, monkeypatch):
     """Where the library looks for data sets."""
     monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path / "data"))
-    feeds._data.cache_clear()
+    feeds._files.cache_clear()
     yield tmp_path / "data"
-    feeds._data.cache_clear()
+    feeds._files.cache_clear()
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
     stopped(run, folder)
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["material"]["train"] == 5
     broken.write_bytes(whole)
-    feeds._data.cache_clear()  # as in another process
+    feeds._files.cache_clear()  # as in another process
     again, fresh = train.fit(run, "cpu", folder, workers=0), train.fit(run, "cpu", workers=0)
     assert content(again) == content(fresh) and "skipped_images" not in again["made"]
 
@@ -257,7 +257,7 @@ def test_the_environment_may_change_within_a_session(birds, tmp_path, monkeypatc
     next((tmp_path / "other").rglob("*Owl_1.jpg")).unlink()  # its numbers are not those of `birds` any more
     with pytest.warns(UserWarning):
         assert len(feeds.splits_of(make_run(BIRDS, strict_data=False))["train"]) == 5
-    feeds._data.cache_clear()
+    feeds._files.cache_clear()
     with pytest.raises(ValueError, match="--no-strict"):
         feeds.splits_of(run)
 
@@ -326,7 +326,7 @@ def test_data_and_network_must_go_together(birds):
 
 def test_a_missing_data_set_says_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path))
-    feeds._data.cache_clear()
+    feeds._files.cache_clear()
     with pytest.raises(FileNotFoundError, match="sop"):
         train.fit(make_run(BIRDS, dataset="sop"), device="cpu")
 
