@@ -220,7 +220,7 @@ def one_process() -> Iterator[Callable]:  # execute(source, target, parameters),
             except Exception as error:
                 error.exec_count = len(_numbered(book)) - 1
                 run_sync(kernel.shutdown_kernel)(now=True)
-                kernel = new()  # for the next notebook
+                _kernels.add(kernel := new())  # for the next notebook
                 raise
             finally:
                 if client.kc:
