@@ -349,25 +349,25 @@ class Monitor:
 # %% ../../nbs/89_train.ipynb #2d3e4f5a
 def chosen_steps(
     curves: Mapping,  # curve -> "step" and metric -> values
-) -> list[int]:  # ascending
-    "The evaluations that the three rules choose: best on validation, best on test, last"
-    test = curves["test"]["step"]
-    best = {test[-1]}
-    for scores in (curves[part]["recall@1"] for part in ("validation", "test") if part in curves):
-        best.add(test[max(range(len(scores)), key=scores.__getitem__)])
-    return sorted(best)
+) -> dict[str, int]:  # rule -> step
+    "The evaluations that the rules choose: best on validation classes, where there are some, best on test, last"
+    steps, parts = curves["test"]["step"], {"validation": "validation", "best_test": "test"}
+    scores = {rule: curves[part]["recall@1"] for rule, part in parts.items() if part in curves}
+    best = {rule: steps[max(range(len(s)), key=s.__getitem__)] for rule, s in scores.items()}
+    return best | {"last": steps[-1]}
 
 
 def _pruned(state: State) -> dict[str, dict]:
-    "The curves with numbers alone; of hits and spectra what is at the chosen evaluations"
+    "The curves with numbers alone; hits at all chosen evaluations, spectra at the first rule's"
     curves, held = state.curves, lambda values: {name: v for name, v in values.items() if not isinstance(v[0], list)}
     numbers = {curve: held(values) for curve, values in curves.items()}
     if state.run.measure is not None:
         return {"curves": numbers}
     steps, chosen = curves["test"]["step"], chosen_steps(numbers)
     at = lambda curve, name, some: {str(step): curves[curve][name][steps.index(step)] for step in some}
-    ends, n = sorted({steps[0], *chosen}), lambda part: state.feed.labels[part].bincount().tolist()
-    spectra = {"train": at("train", "spectrum", ends), "classes": at("train", "class_spectrum", ends)}
+    first, n = [*chosen.values()][:1], lambda part: state.feed.labels[part].bincount().tolist()
+    spectra = {"train": at("train", "spectrum", first), "classes": at("train", "class_spectrum", first)}
+    chosen = sorted({*chosen.values()})
     classes = {"n": n(state.metrics["test"][0]), "hits": at("test", "hits", chosen)}
     if "visits" in curves:
         classes["visits"] = {"n": n("query"), "hits": at("visits", "hits", chosen)}
