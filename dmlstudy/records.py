@@ -190,7 +190,7 @@ def _sound(file: Path, damaged: list[int], parts: Iterable[str] | None = None) -
 # %% ../nbs/90_records.ipynb #6b44725d
 def each_record(
     profile: str,
-    parts: Iterable[str] | None = None,  # such as run and curves, read in a third of the time; None: all of each record
+    parts: Iterable[str] | None = None,  # such as run and curves, read faster than all; None: all of each record
 ) -> Iterator[dict]:  # in the order of the file, which is that of the keys
     "The records of a profile, one after another; that there are damaged lines is said at the end"
     file, damaged = batch_file(profile), []

@@ -295,7 +295,7 @@ def test_killed_scheduler(study, undisturbed, cluster):
 
 def test_failures_are_told_and_retried(study):
     study.spoil("raise FileNotFoundError('cub200 is not at /data')")
-    asked = ("--profile", "drill", "--jobs", "1")
+    asked = ("--profile", "drill", "--jobs", "2")
     status, told = study.call("run", *asked, "--seeds", "0")
     assert status == 1 and "1 failed:" in told and "Contrastive (D) on glyphs_fine, seed 0" in told, told
     assert "FileNotFoundError: cub200 is not at /data" in told and "The same command" in told
@@ -450,6 +450,7 @@ def _take(seed: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_one_of_many_takes_a_lock(study):
     with ProcessPoolExecutor(4, get_context("spawn")) as pool:
         list(pool.map(_take, range(1000, 1004)))  # processes are up

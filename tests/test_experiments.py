@@ -60,6 +60,7 @@ def test_every_experiment_of_a_profile_has_a_notebook():
     assert found <= {*EXPERIMENTS, "single"}
 
 
+@pytest.mark.slow
 def test_papermill_runs_objectives(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     source, target = ROOT / "nbs" / "experiments" / "objectives.ipynb", tmp_path / "out.ipynb"
