@@ -50,7 +50,7 @@ def numbers(
         raise ValueError(f"{' '.join(words)!r} holds no seed: write them as 0 2 5-7, or leave --seeds out for all")
     return [*dict.fromkeys(found)]
 
-
+# %% ../nbs/99_cli.ipynb #a5d96cee
 def names(
     words: Sequence[str],
     mark: str = ",",  # what separates names within a word

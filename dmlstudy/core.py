@@ -137,7 +137,7 @@ def _likeness(wanted: str, name: str) -> float:  # 0 to 1
     parts = [p for p in (like(name[: n + 1]), like(name[-n:])) if n > 2 and p >= 0.75]
     return max([like(name), *parts])
 
-
+# %% ../nbs/01_core.ipynb #31a44621
 def lookup(
     kind: str,  # what the name chooses, in the singular: "loss", "data set"
     name: str,  # what the user gave

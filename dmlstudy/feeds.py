@@ -47,7 +47,7 @@ def data_of(run: Run) -> Data:  # of images on disk with strict_data=False witho
         return _glyphs(run.dataset, None, run.transform)
     return _files(run.dataset, data_dir(), run.strict_data, run.pixels != "files")
 
-
+# %% ../nbs/68_feeds.ipynb #99c66bb2
 def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
     "The splits of a run"
     data, parts = data_of(run), ("test", "query", "gallery")

@@ -241,7 +241,7 @@ def find(
     ]
     return pd.DataFrame(ranked)
 
-
+# %% ../nbs/98_kept.ipynb #8ef9885a
 def draw_found(
     kept: Kept,
     found: pd.DataFrame,  # as from `find`

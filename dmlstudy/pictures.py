@@ -148,7 +148,7 @@ def worst_classes(
     table = pd.DataFrame(rows, columns=["class", "images", "recall@1", "taken for", "times"])
     return table[table["images"] > 1].sort_values("recall@1", kind="stable").head(n).reset_index(drop=True)
 
-
+# %% ../nbs/94_pictures.ipynb #55dbd948
 def confused_pairs(
     f: Tensor | np.ndarray,  # raw embeddings, (N, D)
     labels: Sequence,  # (N,)

@@ -45,7 +45,7 @@ def run_folder(run: Run) -> Path:  # may not exist yet
     "Where a run leaves its files"
     return outputs() / "runs" / run.key()
 
-
+# %% ../nbs/90_records.ipynb #eb338d16
 def _record(text: str | bytes) -> dict | None:
     "What stands in a text, if it is a whole record"
     try:
@@ -295,7 +295,7 @@ def class_hits(
     hits = classes["hits"].get(str(step))
     return None if hits is None else (np.array(hits), np.array(classes["n"]))
 
-
+# %% ../nbs/90_records.ipynb #0f729f04
 def spectrum_of(
     record: Mapping,
     selection: str = "validation",  # one of SELECTIONS
@@ -418,10 +418,8 @@ def write_figure(
     from dmlstudy.look import fix_layout
 
     fix_layout(figure)
-    for ending, more in (
-        ("pdf", {"metadata": {"CreationDate": None}}),
-        ("png", {"dpi": 150, "metadata": {"Software": None}}),
-    ):
+    kinds = {"pdf": {"metadata": {"CreationDate": None}}, "png": {"dpi": 150, "metadata": {"Software": None}}}
+    for ending, more in kinds.items():
         memory = io.BytesIO()
         figure.savefig(memory, format=ending, **more)
         file = write_atomically(folder_of("figures", profile) / f"{stem}.{ending}", memory.getvalue())

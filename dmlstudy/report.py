@@ -77,7 +77,7 @@ def _title(stem: str) -> str:  # such as "Roth et al., Table 4"
     what = {"table": "Table ", "fig": "Figure "}.get(name, f"{name} ").capitalize() if number else name
     return f"{who}, {what}{number}{more}" if who else stem.replace("_", " ").capitalize()
 
-
+# %% ../nbs/97_report.ipynb #acff985f
 def _said() -> dict[str, tuple[str, list[str], str]]:  # path in the project -> title, paragraphs, code
     "What the notebooks of tables and figures say"
     found = {}

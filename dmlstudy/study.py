@@ -97,7 +97,7 @@ def chosen_for(
     found = _chosen(file, file.stat().st_mtime) if file.is_file() else {}
     return found.get(dataset, {}).get(f"{method} {source}", {})
 
-
+# %% ../nbs/91_study.ipynb #e1319390
 def keep_choice(
     profile: Profile,
     chosen: Mapping[str, Mapping[str, dict]],  # as from `choose`, of methods of one's own
@@ -189,7 +189,7 @@ def _printed(dataset: str) -> frozenset[str]:
     table = pd.read_csv(asset("roth2020_methods.csv"))
     return frozenset(table.loc[table["dataset"] == dataset, "method"])
 
-
+# %% ../nbs/91_study.ipynb #9a9c8dac
 def methods_of(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS

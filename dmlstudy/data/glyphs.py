@@ -73,7 +73,7 @@ def letters(
                 out.append(point)
     return out
 
-
+# %% ../../nbs/10_data.glyphs.ipynb #386a5ad4
 def base_letter(
     point: int,  # code point
 ) -> str:  # upper case; "" for a letter without accent
@@ -97,7 +97,7 @@ def ink(
     ImageDraw.Draw(image).text((size, size), chr(point), fill=255, font=_font(face, size))
     return image.crop(image.getbbox() or (0, 0, 1, 1))
 
-
+# %% ../../nbs/10_data.glyphs.ipynb #008b5001
 def centred(
     image: Image.Image,
     longest: int,  # pixels; a longer image is shrunk to it

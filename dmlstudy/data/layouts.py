@@ -479,7 +479,7 @@ def count(data: Data) -> dict[str, tuple[bool, str]]:
         found[f"{part}.txt"] = (got == want, f"{part}.txt: {got:,} images, {verdict}")
     return found
 
-
+# %% ../../nbs/12_data.layouts.ipynb #fcf9bb38
 def faults(data: Data) -> list[str]:  # sentences
     "What keeps a data set from being the published one: other numbers, classes in training and in test"
     wrong = [line for right, line in count(data).values() if not right]

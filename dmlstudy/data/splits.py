@@ -55,7 +55,7 @@ def take(
     coarse = None if split.coarse is None else split.coarse[indices]
     return replace(split, images=images, labels=split.labels[indices], coarse=coarse)
 
-
+# %% ../../nbs/09_data.splits.ipynb #9205d490
 def keep_classes(
     split: Split,
     classes: Sequence[int],  # labels to keep, ascending
@@ -66,7 +66,7 @@ def keep_classes(
     part = take(split, (new[split.labels] >= 0).nonzero()[:, 0])
     return replace(part, labels=new[part.labels], class_names=tuple(split.class_names[c] for c in classes))
 
-
+# %% ../../nbs/09_data.splits.ipynb #056d00f2
 def first_of_each_class(
     split: Split,
     n: int,  # images kept of each class

@@ -283,7 +283,7 @@ def _active_counts(
     counts = torch.where(positive, place - seen, seen - seen[:, -1:]).to(d.dtype)
     return torch.empty_like(counts).scatter_(1, order, counts).fill_diagonal_(0)
 
-
+# %% ../../nbs/49_losses.base.ipynb #ccdb281d
 def all_triplet_hinge(
     d: Tensor,  # (B, B), d[a, j] of anchor a
     positives: Tensor,  # (B, B), which j are a's positives; all others but a itself are its negatives
@@ -294,7 +294,7 @@ def all_triplet_hinge(
     active = counts.clamp(min=0).sum()
     return (counts * d).sum() + margin * active, active
 
-
+# %% ../../nbs/49_losses.base.ipynb #acf2790e
 def triplets_per_anchor(positives: Tensor) -> tuple[Tensor, Tensor]:
     "The numbers of positives and of negatives of each anchor; their product is how many triplets it has"
     n_positives = positives.sum(1)

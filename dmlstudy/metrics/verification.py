@@ -29,7 +29,7 @@ def accepted(
     count = lambda hit: np.insert(np.cumsum(hit[order])[last], 0, 0)
     return np.array([-np.inf, *(values[1:] + values[:-1]) / 2, *values[-1:]]), count(same), count(~same)
 
-
+# %% ../../nbs/74_metrics.verification.ipynb #43b67498
 def least_error(
     distance: np.ndarray,  # of pairs, (P,)
     same: np.ndarray,  # (P,) bool

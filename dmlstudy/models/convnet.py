@@ -68,7 +68,7 @@ def init_weights(
                         parameter.uniform_(-bound, bound, generator=rng)
     return module
 
-
+# %% ../../nbs/31_models.convnet.ipynb #a9c5f004
 def make_convnet(
     weights: str | None = "glyphs",  # the pre-trained weights that ship with the package; None: new ones
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0

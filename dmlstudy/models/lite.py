@@ -48,12 +48,8 @@ class _Tail(nn.Module):
         super().__init__()
         self.conv, self.bn = nn.Linear(channels, dim, bias=False), nn.BatchNorm1d(dim, eps=1e-3, momentum=0.01)
 
-    def forward(
-        self,
-        h: Tensor,  # (B, P, channels), float16 or float32
-    ) -> Tensor:  # (B, dim)
-        h = h.to(self.conv.weight.dtype)
-        x = F.relu6(self.bn(self.conv(h).flatten(0, 1)))
+    def forward(self, h: Tensor) -> Tensor:  # (B, P, channels), float16 or float32 -> (B, dim)
+        x = F.relu6(self.bn(self.conv(h.to(self.conv.weight.dtype)).flatten(0, 1)))
         return x.unflatten(0, h.shape[:2]).mean(1)
 
 # %% ../../nbs/32_models.lite.ipynb #19a90675

@@ -356,7 +356,7 @@ def chosen_steps(
     best = {rule: steps[max(range(len(s)), key=s.__getitem__)] for rule, s in scores.items()}
     return best | {"last": steps[-1]}
 
-
+# %% ../../nbs/89_train.ipynb #24070a95
 def _pruned(state: State) -> dict[str, dict]:
     "The curves with numbers alone; hits at all chosen evaluations, spectra at the first rule's"
     curves, held = state.curves, lambda values: {name: v for name, v in values.items() if not isinstance(v[0], list)}

@@ -195,7 +195,7 @@ def milestone_steps(run: Run) -> list[int]:  # ascending
         raise ValueError(f"{said}; got {run.milestones!r}")
     return [round(share * run.steps) for share in shares]
 
-
+# %% ../../nbs/80_train.network.ipynb #e77a0851
 def decay_rates(
     optimizer: torch.optim.Optimizer,  # changed in place
     run: Run,
