@@ -313,14 +313,6 @@ def _tables(args: argparse.Namespace) -> int:  # exit status
     began = time.perf_counter()
     return _end(args.profile, show(args.profile, workers=args.jobs), began)
 
-
-def _report(args: argparse.Namespace) -> int:  # exit status
-    "Write the page with all tables and figures of a profile"
-    from dmlstudy.report import write_report
-
-    print(write_report(args.profile))
-    return 0
-
 # %% ../nbs/99_cli.ipynb #e7a1c006
 def _array(file: str) -> "np.ndarray":
     "What a file of NumPy holds"
@@ -527,7 +519,6 @@ COMMANDS = {  # name -> function and options
     "run": (_run, "profile experiments datasets seeds methods extend jobs scheduler resources dry_run fresh any_data"),
     "status": (_status, "any_profile"),
     "tables": (_tables, "profile jobs"),
-    "report": (_report, "profile"),
     "search": (_search, "profile jobs dry_run"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels metrics csv"),

@@ -98,13 +98,7 @@ def _entry(profile: str, stem: str, sources: Mapping[str, tuple]) -> dict:
     title, paragraphs, _ = sources.get(made, (stem, [], ""))
     title = title if Path(made).stem in (stem, "") else _title(stem)  # a notebook may make several
     out = {"stem": stem, "title": plain_math(title), "about": html("\n\n".join(paragraphs)), "notebook": made}
-    ends = (
-        f"tables/{stem}.md",
-        f"figures/{stem}.png",
-        f"answers/{stem}.md",
-        f"tables/{stem}.csv",
-        f"figures/{stem}.pdf",
-    )
+    ends = "tables/*.md figures/*.png answers/*.md tables/*.csv figures/*.pdf".replace("*", stem).split()
     table, picture, said, *files = (shown(profile) / end for end in ends)
     if said.exists():
         out["answer"] = html(f"**Answer:** {said.read_text(encoding='utf-8')}")
