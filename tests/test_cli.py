@@ -59,7 +59,6 @@ def test_help(call, command):
         ("tables --jobs 1.5", "'1.5' is no number of processes"),
         ("tables --profile nothing", "There is no profile 'nothing'"),
         ("tables --profile smoke", "dmlstudy run --profile smoke"),
-        ("report --profile smoke", "dmlstudy run --profile smoke"),
         ("search --profile paper", "has no search of its own"),
         ("search --profile glyphs_full", "has no search of its own"),
         ("data check cub20", "Did you mean 'cub200'"),
