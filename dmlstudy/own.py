@@ -25,6 +25,7 @@ from .core import generator, lookup
 from .losses.base import Loss
 from .methods import METHODS, Method
 from .miners import MINERS, make_miner
+from .regularizers import REGULARIZERS
 
 # %% ../nbs/61_own.ipynb #e70ca15a
 @contextmanager
@@ -213,17 +214,11 @@ def register(
     if name in METHODS and name not in OWN:
         raise ValueError(f"{name!r} is a row of the study: give yours another name, Own(loss, name=...)")
     by_name = own.miner if isinstance(own.miner, str) else None
-    if by_name:
-        lookup("miner", by_name, MINERS)
-    METHODS[name] = Method(
-        name,
-        by_name,
-        own.regularizer,
-        protocol=own.protocol,
-        samples_per_class=own.samples_per_class,
-        source=source or fingerprint(own.loss, own.miner),
-        about="your own",
-    )
+    for kind, asked, known in (("miner", by_name, MINERS), ("regularizer", own.regularizer, REGULARIZERS)):
+        if asked:
+            lookup(kind, asked, known)
+    more = {"protocol": own.protocol, "samples_per_class": own.samples_per_class, "about": "your own"}
+    METHODS[name] = Method(name, by_name, own.regularizer, source=source or fingerprint(own.loss, own.miner), **more)
     OWN[name] = own
     return name
 

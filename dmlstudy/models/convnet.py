@@ -44,6 +44,8 @@ class ConvNet(nn.Module):
         images: Tensor,  # (B, 24, 24) or (B, 1, 24, 24); uint8, or float of 0 to 1
     ) -> Tensor:  # (B, 1152); of the other two networks (B, 576)
         "What a frozen stem makes of images; computed once for all epochs"
+        if images.shape[1:].numel() != SIDE**2:
+            raise ValueError(f"this network takes images (B, 1, {SIDE}, {SIDE}); got {tuple(images.shape)}")
         x = images.float() / 255 if images.dtype == torch.uint8 else images
         return self.stem((x.reshape(-1, 1, SIDE, SIDE) - 0.35) / 0.25)
 
