@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def site():
     pytest.importorskip("mkdocs")
+    began = time.perf_counter()
     subprocess.run([sys.executable, str(ROOT / "tools/docs.py")], check=True, capture_output=True)
+    assert time.perf_counter() - began < 180
     return ROOT / "_docs/site"
 
 

@@ -83,7 +83,6 @@ def test_the_library_works_without_the_extras(wheel, tmp_path):
 
 
 def test_losses_load_as_fast_as_torch(wheel, tmp_path):
-    code = f"import sys, time; sys.path.insert(0, {str(wheel[0])!r}); began = time.process_time(); "
-    code += "import torch; between = time.process_time(); import dmlstudy.losses; "
-    code += "sys.exit(time.process_time() - between > between - began)"
+    code = f"import sys, time; sys.path.insert(0, {str(wheel[0])!r}); import torch; began = time.process_time(); "
+    code += "import dmlstudy.losses; sys.exit(time.process_time() - began > 0.3)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
