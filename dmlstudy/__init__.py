@@ -10,6 +10,7 @@ __all__ = []
 import importlib
 
 # %% ../nbs/99_names.ipynb #c91b9b78
+__doc__ = "Deep metric learning: losses, miners, samplers, regularisers and metrics, and the study made with them"
 _HOMES = {  # name -> module, and the extra that brings what the module needs
     **{"make_loss": ("losses", None), "make_miner": ("miners", None), "make_sampler": ("samplers", None)},
     **{"make_regularizer": ("regularizers", None)},

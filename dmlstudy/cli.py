@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
+from . import __version__
 from .core import cache_dir, lookup
 from .records import outputs, shown
 from .study import EXPERIMENTS, PROFILES, Job, jobs_of
@@ -79,6 +80,8 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.report import collect
 
     notebooks()  # without them nothing can be run, and nothing is written
+    if args.resources and not args.scheduler:
+        raise ValueError("--resources goes with --scheduler")
     if args.extend or any(name.startswith("folder:") for name in args.datasets):
         return _run_own(args)
     jobs, began = _asked_jobs(args), time.perf_counter()
@@ -168,8 +171,8 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
 
-    if args.fresh:
-        raise ValueError("--extend goes without --fresh: an edited file makes other runs, and trains them")
+    if args.fresh or args.experiments:
+        raise ValueError("--extend and folders of images go without --fresh and --experiments: they train what is new")
     if args.extend:  # for the notebooks, too
         os.environ["DMLSTUDY_EXTEND"] = str(Path(args.extend).resolve())
     began, folders = time.perf_counter(), _own_images(args)
@@ -192,7 +195,9 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         _search_choice(methods, datasets, args.profile, load_record)
         failures = execute(jobs)
     table = standing(methods, datasets, seeds, args.profile, names(args.methods, ";") if folders else None)
-    if not table.empty:
+    if methods and not table["yours"].any():
+        print("none of yours is trained: there is nothing to compare")
+    elif not table.empty:
         print(said(table).to_string(index=False), *verdicts(table), sep="\n")
         if not table["best"].any():
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
@@ -318,10 +323,13 @@ def _array(file: str) -> "np.ndarray":
     "What a file of NumPy holds"
     import numpy as np
 
+    with open(file, "rb") as head:
+        if head.read(6) != b"\x93NUMPY":
+            raise ValueError(f"{file} is no .npy file: write one with np.save")
     try:
         return np.load(file, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{file} is no file of NumPy, as np.save writes it: {error}") from error
+        raise ValueError(f"{file} is damaged, or holds other things than numbers and words: {error}") from error
 
 
 def _evaluate(args: argparse.Namespace) -> int:  # exit status
@@ -334,7 +342,8 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
     table = class_intervals(f, labels, names(args.metrics) or None)
     if args.csv:
         table.to_csv(args.csv, index=False)
-    print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; 95 % intervals over classes")
+    said = "no intervals, they need 20 classes" if table["low"].isna().all() else "95 % intervals over classes"
+    print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; {said}")
     print(table.to_string(index=False, float_format=lambda v: f"{v:.4f}"))
     return 0
 
@@ -444,6 +453,7 @@ def _data(args: argparse.Namespace) -> int:  # exit status
 def _parser() -> argparse.ArgumentParser:
     "All commands and their options"
     top = argparse.ArgumentParser("dmlstudy", description="A reproducible study of deep metric learning.")
+    top.add_argument("--version", action="version", version=f"dmlstudy {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (function, options) in COMMANDS.items():
         text = function.__doc__
@@ -544,7 +554,12 @@ def main(
         for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
             if hasattr(signal, sign) and signal.getsignal(getattr(signal, sign)) is signal.SIG_DFL:  # not under nohup
                 signal.signal(getattr(signal, sign), signal.default_int_handler)
-        return args.function(args)
+        status = args.function(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # of `dmlstudy list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("\nstopped: what is recorded is kept, and the same command goes on from there", file=sys.stderr)
         return 130

@@ -14,7 +14,7 @@ from scipy import stats
 from tqdm.auto import tqdm
 
 from .batch import record_for
-from .core import Run, lookup
+from .core import Run, check_numbers, lookup
 from .methods import METHODS
 from .records import load_record, outputs, selected, write_figure, write_table
 from .stats import class_interval, paired_differences, seeds_needed, t_interval
@@ -105,7 +105,14 @@ def compare(
     profile: str = "glyphs",  # name in PROFILES
     baselines: Sequence[str] | None = None,  # rows to compare with, trained if need be; None: all that are recorded
 ) -> pd.DataFrame:  # as from `standing`
-    "Train losses of your own under the study's protocol, and set them beside its rows"
+    """Train losses of your own under the study's protocol, and set them beside its rows
+
+    Args:
+        own: losses of your own: modules, classes of modules, `Own(...)`, or names of rows
+        datasets: names in DATASETS
+        profile: name in PROFILES
+        baselines: rows to compare with, trained if need be; None: all that are recorded
+    """
     from dmlstudy.data.folder import resolve_folder
     from dmlstudy.own import register
 
@@ -220,13 +227,26 @@ def class_intervals(
     level: float = 0.95,
     seed: int = 0,  # of the draws, and of k-means
 ) -> pd.DataFrame:  # metric, value, low, high, interval (bootstrap or jackknife); NaN bounds under 20 classes
-    "Every metric of an embedding with an interval over classes"
+    """Every metric of an embedding with an interval over classes
+
+    Args:
+        f: raw embeddings, (N, D), or a tensor
+        labels: (N,), of any kind
+        metrics: None: the usual ones
+        seed: of the draws, and of k-means
+    """
     from dmlstudy.metrics import check_names, evaluate
     from dmlstudy.metrics.retrieval import RETRIEVAL
 
     array = lambda x: x.numpy(force=True) if hasattr(x, "numpy") else np.asarray(x)
-    f, labels, rng = array(f), np.unique(array(labels), return_inverse=True)[1], np.random.default_rng(seed)
-    names = check_names(metrics)
+    check_numbers("interval", over=0, under=1, level=level)
+    if (given := array(labels)).dtype.kind == "f" and np.isnan(given).any():
+        raise ValueError("some labels are NaN: leave these embeddings out")
+    _, first, number = np.unique(given, return_index=True, return_inverse=True)
+    if len(first) < 2:
+        raise ValueError("all embeddings are of one class: there is nothing to tell apart")
+    f, labels, names = array(f), first.argsort().argsort()[number], check_names(metrics)  # classes as they come
+    rng = lambda: np.random.default_rng(seed)  # each metric has the same draws, whatever else is asked for
     means = [name for name, (kind, _) in names.items() if kind in RETRIEVAL or name == "norm_mean"]
     values, each = evaluate(f, labels, [n for n in means if n != "norm_mean"], per_query=True)
     each |= {"norm_mean": np.linalg.norm(f, axis=1)} if "norm_mean" in means else {}
@@ -234,13 +254,13 @@ def class_intervals(
     for name in means:
         x = np.asarray(each[name], float)
         sums = np.bincount(labels, x)
-        bounds = (np.nan, np.nan) if few else class_interval(sums, np.bincount(labels), rng, None, level, 2000)[1:]
+        bounds = (np.nan, np.nan) if few else class_interval(sums, np.bincount(labels), rng(), None, level, 2000)[1:]
         rows[name] = (values.get(name, x.mean()), *bounds, "bootstrap")
     others = [name for name in names if name not in means]
     scores = lambda keep: evaluate(f[keep], labels[keep], others, seed=seed, progress=False)
     if others and few:
         rows |= {name: (value, np.nan, np.nan, "jackknife") for name, value in scores(labels >= 0).items()}
     elif others:
-        rows |= {name: (*found, "jackknife") for name, found in _group_jackknife(scores, labels, rng, level).items()}
+        rows |= {name: (*found, "jackknife") for name, found in _group_jackknife(scores, labels, rng(), level).items()}
     columns = ["metric", "value", "low", "high", "interval"]
     return pd.DataFrame([(name, *rows[name]) for name in names], columns=columns)

@@ -7,10 +7,10 @@ __all__ = ['check_batch', 'check_triplets', 'as_float', 'unit', 'lengths', 'safe
            'distances', 'pair_masks', 'settings']
 
 # %% ../nbs/02_distances.ipynb #20fb40f1
-import inspect
-
 import torch
 from torch import Tensor, nn
+
+from .core import hyperparameters_of
 
 # %% ../nbs/02_distances.ipynb #e85f4b44
 def check_batch(
@@ -149,8 +149,6 @@ def settings(
     made: object,  # of a class that keeps its arguments under their names
 ) -> str:  # such as "margin=0.2, squared=True"
     "Numbers, words and flags that an object was made with, a learned one by its mean, for its `repr`"
-    kinds = [kind.__init__ for kind in type(made).__mro__ if "__init__" in vars(kind)]
-    names = dict.fromkeys(name for init in kinds for name in inspect.signature(init).parameters)
-    values = {name: getattr(made, name) for name in names if hasattr(made, name)}
+    values = {name: getattr(made, name) for name in hyperparameters_of(type(made)) if hasattr(made, name)}
     values = {k: round(v.float().mean().item(), 6) if isinstance(v, nn.Parameter) else v for k, v in values.items()}
     return ", ".join(f"{k}={v!r}" for k, v in values.items() if isinstance(v, int | float | str | tuple | None))

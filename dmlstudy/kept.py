@@ -181,7 +181,10 @@ def load(
     folder = Path(folder)
     if missing := [name for name in ("card.json", "model.safetensors") if not (folder / name).is_file()]:
         raise FileNotFoundError(f"{folder} holds no model, {missing[0]} is missing: dmlstudy run --datasets folder:DIR")
-    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    try:
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{folder / 'card.json'} is damaged ({error}): keep the model again") from None
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     if digest != card["sha256"]:
         raise ValueError(f"{folder / 'model.safetensors'} is not the file of card.json: its SHA-256 is {digest}")
@@ -222,7 +225,9 @@ def verification_said(card: Mapping) -> list[str]:  # a sentence; [] where the c
     wrong = lambda share: f"{100 * (1 - share):.1f}"
     error, low, high = wrong(found["accuracy"]), found["high"], found["low"]
     error += " %" if low is None else f" % (95 %: {wrong(low)} to {wrong(high)})"
-    said = f"Same class up to a distance of {found['threshold']:.3f}: wrong on {error} of pairs of unseen classes"
+    seen = {*card["classes"]["test"]} & {name for part in ("train", "validation") for name in card["classes"][part]}
+    kind = "test classes, some of them trained on" if seen else "unseen classes"
+    said = f"Same class up to a distance of {found['threshold']:.3f}: wrong on {error} of pairs of {kind}"
     return [f"{said} (of all pairs, half are of one class)."]
 
 # %% ../nbs/98_kept.ipynb #fa1a414b

@@ -8,14 +8,13 @@ __all__ = ['MINERS', 'uniforms', 'Miner', 'AllTriplets', 'AllMiner', 'distinct_r
            'RhoDistanceMiner', 'make_miner']
 
 # %% ../nbs/40_miners.ipynb #7e0c5a20
-import inspect
 import math
 
 import torch
 from torch import Tensor
 
+from .core import check_numbers, lookup, make_named
 from .core import generator as new_generator
-from .core import lookup
 from .distances import check_batch, distances, pair_masks, settings, squared_distances, unit
 
 # %% ../nbs/40_miners.ipynb #fce6b61b
@@ -101,6 +100,7 @@ class AllMiner(Miner):
         seed: int = 0,  # unused: nothing is drawn
     ):
         super().__init__(seed)
+        check_numbers(self, limit=limit)
         self.limit = limit
 
     def choose(self, f: Tensor, labels: Tensor, generator: torch.Generator):
@@ -144,8 +144,7 @@ class RandomMiner(Miner):
         seed: int = 0,  # of the miner's own generator
     ):
         super().__init__(seed)
-        if n_triplets is not None and n_triplets < 0:
-            raise ValueError(f"n_triplets is a number of triplets, or None for the batch size; got {n_triplets}")
+        check_numbers(self, whole=True, none=True, n_triplets=n_triplets)
         self.n_triplets = n_triplets
 
     def choose(self, f: Tensor, labels: Tensor, generator: torch.Generator):
@@ -211,8 +210,7 @@ class SemihardMiner(Miner):
         seed: int = 0,  # of the miner's own generator
     ):
         super().__init__(seed)
-        if not margin > 0:
-            raise ValueError(f"margin is the width of the window, above 0; got {margin}")
+        check_numbers(self, over=0, margin=margin)
         self.margin, self.normalize = margin, normalize
         self.rule = lookup("rule of the semihard miner", rule, ("random", "nearest"))
 
@@ -300,11 +298,8 @@ class DistanceMiner(Miner):
         seed: int = 0,  # of the miner's own generator
     ):
         super().__init__(seed)
-        if not 0 < lower_cutoff < 2:
-            raise ValueError(f"lower_cutoff must be a distance on the unit sphere, in (0, 2); got {lower_cutoff}")
-        for name, value in (("upper_cutoff", upper_cutoff), ("weight_cap", weight_cap)):
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be above 0, or None for no limit; got {value}")
+        check_numbers(self, over=0, under=2, lower_cutoff=lower_cutoff)
+        check_numbers(self, over=0, none=True, upper_cutoff=upper_cutoff, weight_cap=weight_cap)
         self.lower_cutoff, self.upper_cutoff, self.weight_cap = lower_cutoff, upper_cutoff, weight_cap
         self.singletons = lookup("rule for singletons", singletons, ("self", "drop"))
         self.normalize = normalize
@@ -349,8 +344,7 @@ class RhoDistanceMiner(DistanceMiner):
         **hyperparameters,  # those of DistanceMiner
     ):
         super().__init__(singletons=singletons, **hyperparameters)
-        if not 0 <= p_switch <= 1:
-            raise ValueError(f"p_switch is a probability, in [0, 1]; got {p_switch}")
+        check_numbers(self, most=1, p_switch=p_switch)
         self.p_switch = p_switch
 
     def choose(self, f: Tensor, labels: Tensor, generator: torch.Generator):
@@ -382,11 +376,4 @@ def make_miner(
         name: one of MINERS
         hyperparameters: those of its class
     """
-    made, known = lookup("miner", name, MINERS), []
-    for kind in made.__mro__[:-1]:
-        known += [
-            k for k in inspect.signature(kind.__init__).parameters if k not in ("self", "hyperparameters", *known)
-        ]
-    for given in hyperparameters:
-        lookup(f"hyperparameter of miner {name!r}:", given, known)
-    return made(**hyperparameters)
+    return make_named("miner", name, MINERS, **hyperparameters)

@@ -111,7 +111,16 @@ class OwnMiner:
 # %% ../nbs/61_own.ipynb #6499e9d6
 @dataclass(frozen=True)
 class Own:
-    "A loss of your own, and what goes with it in training"
+    """A loss of your own, and what goes with it in training
+
+    Args:
+        loss: f, labels[, tuples] -> number; or a class or function of n_classes, dim
+        miner: name in MINERS, or miner(f, labels) -> triplets or pairs
+        regularizer: name in REGULARIZERS, such as "sec"
+        name: of its row; None: that of its class
+        protocol: whose training protocol: roth or sec
+        samples_per_class: images drawn of each class of a batch
+    """
 
     loss: nn.Module | Callable  # f, labels[, tuples] -> number; or a class or function of n_classes, dim
     miner: str | Callable | None = None  # name in MINERS, or miner(f, labels) -> triplets or pairs
@@ -129,6 +138,8 @@ class Own:
         "A new loss, and a miner where there is one"
         with own_chance(generator(seed, "own weights")):
             made = copy.deepcopy(self.loss) if isinstance(self.loss, nn.Module) else _call(self.loss, n_classes, dim)
+        if not isinstance(made, nn.Module):
+            raise ValueError(f"{self.row()} makes no torch module, but {made!r:.60}")
         loss = made if isinstance(made, Loss) else OwnLoss(made, seed)
         if self.miner is None or isinstance(self.miner, str):
             return loss, self.miner and make_miner(self.miner)
@@ -143,7 +154,10 @@ _SIZES = {"n_classes": 0, "num_classes": 0, "dim": 1, "embedding_size": 1, "embe
 
 def _call(make: Callable, *sizes: int) -> nn.Module:  # of classes and of dimensions
     "What a class or function makes, given the sizes that it asks for by their usual names"
-    asked = inspect.signature(make).parameters
+    asked, name = inspect.signature(make).parameters, getattr(make, "__name__", repr(make))
+    needed = [k for k, p in asked.items() if p.default is p.empty and not p.kind.name.startswith("VAR")]
+    if wanting := [k for k in needed if k not in _SIZES]:
+        raise ValueError(f"{name} needs {' and '.join(wanting)}: hand over an object, {name}(...), not the class")
     return make(**{name: sizes[place] for name, place in _SIZES.items() if name in asked})
 
 # %% ../nbs/61_own.ipynb #61f1a001
@@ -165,7 +179,11 @@ def _sources(thing: type | Callable, seen: set) -> Iterator[str]:
     bases, held = (thing.__bases__, vars(thing)) if isinstance(thing, type) else ((), {"": thing})
     yield f"{thing.__qualname__} {[(k, v) for k, v in held.items() if isinstance(v, int | float | str)]}"
     for function in filter(inspect.isfunction, held.values()):
-        yield inspect.getsource(function)
+        try:
+            yield inspect.getsource(function)
+        except OSError:
+            where = "define it in a file or a notebook, so that its runs can be told from those of other code"
+            raise ValueError(f"the code of {thing.__qualname__} cannot be read: {where}") from None
         yield repr([c.cell_contents for c in function.__closure__ or () if _plain(c.cell_contents)])
         for name in function.__code__.co_names:
             used = function.__globals__.get(name)
@@ -210,6 +228,8 @@ def register(
 ) -> str:  # the name
     "Make a loss of your own a method"
     own = own if isinstance(own, Own) else Own(own)
+    if not callable(own.loss):
+        raise ValueError(f"a loss is a torch module, or a class or function that makes one; got {own.loss!r:.60}")
     name = name or own.row()
     if name in METHODS and name not in OWN:
         raise ValueError(f"{name!r} is a row of the study: give yours another name, Own(loss, name=...)")

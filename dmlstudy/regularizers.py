@@ -7,19 +7,17 @@ __all__ = ['REGULARIZERS', 'mean', 'Regularizer', 'SEC', 'L2Norm', 'Ring', 'bala
            'ManifoldMixup', 'make_regularizer']
 
 # %% ../nbs/60_regularizers.ipynb #1383811b
-import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
+from .core import check_numbers, lookup, make_named
 from .core import generator as new_generator
-from .core import lookup
 from .distances import as_float, check_batch, settings, unit
 
 # %% ../nbs/60_regularizers.ipynb #0f923305
@@ -37,10 +35,8 @@ class Regularizer(nn.Module):
         ramp: int | None = None,  # steps over which the weight rises from 0; None: it is there from the first
     ):
         super().__init__()
-        if not (isinstance(eta, Real) and eta >= 0):
-            raise ValueError(f"eta is a weight, a number of at least 0; got {eta!r}")
-        if ramp is not None and not (isinstance(ramp, int) and ramp > 0):
-            raise ValueError(f"ramp is a number of steps, at least 1, or None for no ramp; got {ramp!r}")
+        check_numbers(self, eta=eta)
+        check_numbers(self, least=1, whole=True, none=True, ramp=ramp)
         self.eta, self.ramp = eta, ramp
         if ramp is not None:
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -96,8 +92,7 @@ class SEC(Regularizer):
         ramp: int | None = None,  # steps over which the weight rises from 0; None: it is there from the first
     ):
         super().__init__(eta, ramp)
-        if not 0 < momentum <= 1:
-            raise ValueError(f"momentum is the share of the newest batch in the mean norm, in (0, 1]; got {momentum}")
+        check_numbers(self, over=0, most=1, momentum=momentum)
         self.momentum = momentum
         self.looked = False  # at the norms of a first batch
         self.register_buffer("mu", torch.tensor(torch.nan))
@@ -248,8 +243,9 @@ class ManifoldMixup:
         seed: int = 0,  # of its own generator
     ):
         self.locations, self.alpha = (locations,) if isinstance(locations, str) else tuple(locations), alpha
-        if not self.locations or alpha <= 0:
-            raise ValueError(f"mixup needs a location and alpha above 0; got {self.locations} and alpha={alpha}")
+        check_numbers(self, over=0, alpha=alpha)
+        if not self.locations:
+            raise ValueError("mixup needs a location, such as input")
         self.own = new_generator(seed, "mixup")
 
     def draw(self, labels: Tensor, generator: torch.Generator | None = None) -> Mix:
@@ -297,7 +293,4 @@ def make_regularizer(
         name: one of REGULARIZERS
         hyperparameters: those of its class
     """
-    made = lookup("regularizer", name, REGULARIZERS)
-    for given in hyperparameters:
-        lookup(f"hyperparameter of regularizer {name!r}:", given, inspect.signature(made).parameters)
-    return made(**hyperparameters)
+    return make_named("regularizer", name, REGULARIZERS, **hyperparameters)

@@ -1,13 +1,19 @@
 """Runs, keys, generators and the error for an unknown name."""
 
 import dataclasses
+import math
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 
-from dmlstudy.core import Run, generator, lookup, make_run, root
+from dmlstudy.core import Run, generator, hyperparameters_of, lookup, make_run, root
+from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.miners import MINERS, make_miner
+from dmlstudy.regularizers import REGULARIZERS, make_regularizer
+from dmlstudy.samplers import SAMPLERS, make_sampler
 
 OTHER = {  # values for fields whose default says nothing of their type, or that must be a name
     **{"method": "Softmax", "fold": 1, "images_per_class": 5, "p_switch": 0.1, "eta": 0.1, "mixup": 2.0},
@@ -81,3 +87,37 @@ def test_root_is_what_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.delenv("DMLSTUDY_ROOT")
     monkeypatch.chdir(tmp_path)
     assert root() == tmp_path
+
+
+def numeric_hyperparameters():
+    """(name to make it by, what makes it, hyperparameter) of all that has a number to choose."""
+    labels = torch.arange(40) // 2
+    for name, kind in LOSSES.items():
+        yield from ((name, partial(make_loss, name, 4, 5), k, v) for k, v in hyperparameters_of(kind).items())
+    for name, kind in MINERS.items():
+        yield from ((name, partial(make_miner, name), k, v) for k, v in hyperparameters_of(kind).items())
+    for name, kind in REGULARIZERS.items():
+        yield from ((name, partial(make_regularizer, name), k, v) for k, v in hyperparameters_of(kind).items())
+    for name, kind in SAMPLERS.items():
+        sizes = {"dim": 5, "big_batch": 20} if "big_batch" in hyperparameters_of(kind) else {}
+        make = partial(lambda name, sizes, **more: make_sampler(name, labels, 10, **(sizes | more)), name, sizes)
+        yield from ((name, make, k, v) for k, v in hyperparameters_of(kind).items())
+
+
+MAY_BE_NONE = {"lr", "n_triplets", "upper_cutoff", "weight_cap", "ramp", "scale", "loss_scale", "max_positive"}
+MAY_BE_NONE |= {"batches", "project_dim"}
+NUMERIC = [
+    pytest.param(make, key, id=f"{name}-{key}")
+    for name, make, key, default in numeric_hyperparameters()
+    if (name, key) != ("shuffle", "samples_per_class")  # which it does not use
+    and (isinstance(default, int | float) and not isinstance(default, bool) and key != "seed")
+    or (default is None and key in MAY_BE_NONE)
+]
+
+
+@pytest.mark.parametrize("make, key", NUMERIC)
+def test_every_number_is_looked_at(make, key):
+    make()
+    for wrong in (math.nan, math.inf, "2", [1]):
+        with pytest.raises(ValueError, match=rf"^{key} of the \w+ must be an? (number|integer).*; got "):
+            make(**{key: wrong})

@@ -355,7 +355,7 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "2"])
+@pytest.mark.parametrize("value", [0, -1])
 @pytest.mark.parametrize("key, name", [(key, name) for key, names in NONSENSE.items() for name in names])
 def test_nonsense_is_named(key, name, value):
     given = {"n_classes": 4, "dim": 5, key: value}

@@ -391,10 +391,10 @@ def test_what_a_miner_cannot_use_is_named():
     for wrong in (0, np.random.default_rng(0)):
         with pytest.raises(ValueError, match="draws from a torch.Generator"):
             make_miner("distance")(f, labels, wrong)
-    with pytest.raises(ValueError, match="n_triplets is a number of triplets.*got -1"):
+    with pytest.raises(ValueError, match="n_triplets of the RandomMiner must be.*got -1"):
         make_miner("random", n_triplets=-1)
     for margin in (0, -1, math.nan):
-        with pytest.raises(ValueError, match="width of the window"):
+        with pytest.raises(ValueError, match="margin of the SemihardMiner must be a number, above 0"):
             make_miner("semihard", margin=margin)
 
 

@@ -4,13 +4,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from papermill import execute_notebook
 
 from dmlstudy.core import asset
 from dmlstudy.methods import METHODS
 from dmlstudy.records import batch_file, folder_of
 from dmlstudy.report import DRAWN
+from dmlstudy.stats import t_interval
 from dmlstudy.study import PROFILES, methods_of
 from dmlstudy.tables import experiment_records, sampler_name, study_records
 
@@ -58,6 +61,20 @@ def drawn(path: Path) -> bool:
     if path.stem == "sec_table4":
         return batch_file("glyphs").is_file() and bool(study_records("glyphs", ["TML"])[0])
     return batch_file("glyphs").is_file() and bool(experiment_records(SWEEPS.get(path.stem, "objectives"), "glyphs")[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("toy", ["diagonal", "crossed"])
+def test_toys_are_trained_again_to_about_the_same(toy, tmp_path, monkeypatch):
+    """Their rounding differs between processors, and grows: means over seeds are compared, with their intervals."""
+    monkeypatch.setenv("DMLSTUDY_OUTPUTS", str(tmp_path))
+    execute_notebook(ROOT / "nbs/paper/roth_toys.ipynb", None, {"toy": toy}, progress_bar=False)
+    read = lambda folder: json.loads((folder / "records" / f"roth_toys_{toy}.json").read_text())["values"]
+    before, again = read(ROOT / "outputs"), read(tmp_path)
+    for variant, measures in before.items():
+        for name, values in measures.items():
+            (low, high), mean = t_interval(values, 0.999), np.mean(again[variant][name])
+            assert min(low, np.mean(values) - 0.03) <= mean <= max(high, np.mean(values) + 0.03), (variant, name)
 
 
 def test_stems():

@@ -162,13 +162,13 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="at least 0; got -0.1"):
         L2Norm(eta=-0.1)
     for eta in ("1", torch.nan, None):
-        with pytest.raises(ValueError, match="eta is a weight, a number"):
+        with pytest.raises(ValueError, match="eta of the SEC must be a number, at least 0"):
             SEC(eta=eta)
     for ramp in (-1, 0.5):
-        with pytest.raises(ValueError, match="ramp is a number of steps"):
+        with pytest.raises(ValueError, match="ramp of the L2Norm must be an integer or None, at least 1"):
             L2Norm(ramp=ramp)
     for momentum in (0, -1, 1.5):
-        with pytest.raises(ValueError, match="share of the newest batch"):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
             SEC(momentum=momentum)
     with pytest.raises(ValueError, match=r"shape \(B, D\)"):
         SEC()(torch.ones(3))
@@ -334,7 +334,7 @@ def test_hooks_are_gone_whatever_happens():
             model(images)
     assert torch.equal(model(images), plain)
     for wrong in ({"alpha": 0.0}, {"locations": ()}):
-        with pytest.raises(ValueError, match="needs a location and alpha above 0"):
+        with pytest.raises(ValueError, match="needs a location|alpha of the ManifoldMixup must be a number, above 0"):
             ManifoldMixup(**wrong)
 
 

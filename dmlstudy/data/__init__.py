@@ -36,6 +36,6 @@ def make_data(
         decoded: images on disk: read the decoded copy that `prepare` wrote
     """
     options = {"strict": strict, "decoded": decoded} if name in SOURCES else {}
-    if name.startswith(FOLDER):
+    if str(name).startswith(FOLDER):
         return load_folder(name)
     return lookup("data set", name, DATASETS)(name, root, **options)

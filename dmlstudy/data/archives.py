@@ -135,12 +135,7 @@ def checksums(path: str | Path) -> dict[str, str]:  # md5 and sha256, hexadecima
     return {name: digest.hexdigest() for name, digest in digests.items()}
 
 # %% ../../nbs/13_data.archives.ipynb #7c881e55
-ADDRESSES = {  # data set -> the official address of its archive
-    "cub200": "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
-    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    "grocery": "https://github.com/marcusklasson/GroceryStoreDataset/archive/fc80ba90f803d79d0383df52c5a4ac5de99ff6fc.zip",
-}
-ADDRESSES["grocery_alternate"] = ADDRESSES["grocery"]
+ADDRESSES = {name: said["address"] for name, said in SOURCES.items() if "address" in said}  # of archives
 
 
 def download(

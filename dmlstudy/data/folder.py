@@ -28,15 +28,21 @@ _DIGEST = re.compile(r"#([0-9a-f]{8})$")
 
 def _listed(place: Path) -> list[tuple[str, str, str]]:
     "The rows of a CSV file: label, path, split (or nothing)"
-    with open(place, newline="", encoding="utf-8-sig") as file:
-        rows = [*csv.DictReader(file)]
-    if missing := {"image", "label"} - {*(rows[0] if rows else ())}:
+    try:
+        with open(place, newline="", encoding="utf-8-sig") as file:
+            columns, rows = (table := csv.DictReader(file)).fieldnames or (), [*table]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{place} is no CSV in UTF-8, save it as such ({error})") from None
+    if missing := {"image", "label"} - {*columns}:
         raise ValueError(f"{place} has no column {' and no column '.join(sorted(missing))}: it needs image and label")
+    lines = {}
     for n, row in enumerate(rows, 2):
         if not (row["image"] or "").strip() or not (row["label"] or "").strip():
             raise ValueError(f"{place}, line {n}: the image or its label is missing")
         if row.get("split") not in (None, "", "train", "test"):
             raise ValueError(f"{place}, line {n}: the split is train or test; got {row['split']!r}")
+        if (first := lines.setdefault(os.path.normpath(row["image"].strip()), n)) < n:
+            raise ValueError(f"{place}, line {n}: {row['image']} stands in line {first}, too")
     return [(row["label"].strip(), row["image"].strip(), row.get("split") or "") for row in rows]
 
 
@@ -47,7 +53,8 @@ def folder_rows(
     if place.suffix == ".csv" or (place / "labels.csv").is_file():
         return _listed(place if place.suffix == ".csv" else place / "labels.csv")
     if not place.is_dir():
-        raise FileNotFoundError(f"there is no folder {place}")
+        what = f"{place} is a file: a list of images is a .csv" if place.exists() else f"there is no folder {place}"
+        raise FileNotFoundError(what)
     seen = lambda folder: sorted((e for e in os.scandir(folder) if e.name[0] != "."), key=lambda e: e.name)
     classes = [entry for entry in seen(place) if entry.is_dir()]
     rows = [(c.name, f"{c.name}/{e.name}", "") for c in classes for e in seen(c) if e.name.lower().endswith(_IMAGES)]
@@ -67,6 +74,8 @@ def resolve_folder(
     "The full name of a folder of images"
     if not name.startswith(FOLDER) or _DIGEST.search(name):
         return name
+    if name == FOLDER:
+        raise ValueError("folder: names no folder; give one, such as folder:birds")
     place = Path(name.removeprefix(FOLDER)).expanduser().resolve()
     return f"{FOLDER}{place}#{_digest(place.parent if place.suffix == '.csv' else place, folder_rows(place))}"
 
@@ -100,7 +109,9 @@ def load_folder(
     said = {path: split for _, path, split in rows}
     enough = (whole.counts() >= 2).nonzero()[:, 0].tolist()
     if len(enough) < 10:
-        raise ValueError(f"in {place}, classes of two or more images: {len(enough)}; 10 are needed, half to train on")
+        why = "".join(f" Left out: {len(bad)} images, such as {path} ({said})." for path, said in [*bad.items()][:1])
+        counted = f"classes of two or more images: {len(enough)}; 10 are needed, half to train on."
+        raise ValueError(f"in {place}, {counted}{why}")
     alone = [path for path, y in zip(whole.images.paths, whole.labels.tolist(), strict=True) if y not in enough]
     bad = {**bad, **dict.fromkeys(alone, "the only image of its class")}
     whole = keep_classes(whole, enough)
@@ -130,6 +141,8 @@ def folder_summary(
     twins = [(j, seen[b]) for j in range(len(data.test)) if (b := _thumbnail_bits(data.test.images, j)) in seen]
     for j, i in twins[:3]:
         lines.append(f"  the same picture in both: {data.train.images.paths[i]} and {data.test.images.paths[j]}")
+    if shared := len({*data.train.class_names} & {*data.test.class_names}):
+        lines.append(f"  classes in training and in test: {shared}; what is said of test classes is not of unseen ones")
     if len(data.train.class_names) < 10:
         lines.append("  fewer than 10 training classes: methods are ranked, but no model or threshold is chosen")
     return "\n".join([*lines, f"  pictures in training and test classes: {len(twins)}"])

@@ -99,10 +99,10 @@ def prepare(
     if archive is not None:
         archive, target = Path(archive).expanduser(), data_dir(folder) / name
         done = checksums(archive)
-        want = known.get(archive.name) or (done["md5"] if done["md5"] in known.values() else None)
-        done["official"] = None if want is None else want == done["md5"]
+        done["official"] = done["md5"] in known.values() if any(known.values()) else None
         if done["official"] is False and strict:
             takes = "strict=False, or --no-strict, takes it anyway"
+            want = known.get(archive.name) or f"one of {', '.join(filter(None, known.values()))}"
             raise ValueError(f"{archive} has MD5 {done['md5']}; the official file has {want}. {takes}.")
         if is_archive(archive):
             done["files"] = unpack(archive, target, 3 * SOURCES[name]["bytes"])

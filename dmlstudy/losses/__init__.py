@@ -6,9 +6,7 @@
 __all__ = ['LOSSES', 'loss_hyperparameters', 'make_loss']
 
 # %% ../../nbs/59_losses.ipynb #30c39d20
-import inspect
-
-from ..core import lookup
+from ..core import hyperparameters_of, lookup
 from .base import Loss
 from .contrast import NTXentLoss, SupConLoss
 from dmlstudy.losses.proxy import (
@@ -69,8 +67,8 @@ def loss_hyperparameters(
     name: str,  # in LOSSES
 ) -> dict:  # hyperparameter -> default
     "What can be chosen about a loss, besides its sizes and its variant"
-    parameters = inspect.signature(lookup("loss", name, LOSSES)).parameters
-    return {key: p.default for key, p in parameters.items() if key not in (*_SIZES, "variant")}
+    known = hyperparameters_of(lookup("loss", name, LOSSES))
+    return {key: default for key, default in known.items() if key not in (*_SIZES, "variant")}
 
 # %% ../../nbs/59_losses.ipynb #ba626d3a
 def make_loss(
@@ -97,5 +95,5 @@ def make_loss(
     sizes = {"n_classes": n_classes, "dim": dim}
     if missing := [key for key in kind.needs if sizes[key] is None]:
         raise ValueError(f"the {name} loss needs {' and '.join(missing)}: make_loss({name!r}, n_classes=..., dim=...)")
-    taken = {k: v for k, v in sizes.items() if k in inspect.signature(kind).parameters and v is not None}
+    taken = {k: v for k, v in sizes.items() if k in hyperparameters_of(kind) and v is not None}
     return kind(**taken, variant=variant, **hyperparameters)

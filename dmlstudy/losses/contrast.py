@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core import check_numbers
 from ..distances import pair_masks
-from .base import Loss, check_numbers, log_sum_exp, masked_mean, similarities
+from .base import Loss, log_sum_exp, masked_mean, similarities
 
 # %% ../../nbs/52_losses.contrast.ipynb #1f705ee7
 class _ContrastLoss(Loss):
@@ -31,6 +32,7 @@ class _ContrastLoss(Loss):
     ):
         super().__init__(variant)
         check_numbers(self, over=0, temperature=temperature)
+        check_numbers(self, over=0, none=True, loss_scale=loss_scale)
         own = temperature / 0.07 if variant == "published" else 1.0
         self.temperature, self.loss_scale = temperature, own if loss_scale is None else loss_scale
 

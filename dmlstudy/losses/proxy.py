@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import generator
+from ..core import check_numbers, generator
 from ..distances import as_float, lengths, safe_sqrt
-from .base import Loss, check_classes, check_numbers
+from .base import Loss, check_classes
 
 # %% ../../nbs/51_losses.proxy.ipynb #f97cd45d
 class ProxyProducts(torch.autograd.Function):
@@ -76,6 +76,7 @@ class ProxyLoss(Loss):
     ):
         super().__init__(variant)
         check_numbers(self, least=1, whole=True, n_classes=n_classes, dim=dim)
+        check_numbers(self, none=True, lr=lr)
         self.n_classes, self.dim, self.lr, self.seed = int(n_classes), int(dim), lr, seed
         self.proxies = nn.Parameter(self.first_proxies(generator(seed, "proxies")))
 
@@ -163,6 +164,7 @@ class ArcFaceLoss(ProxyLoss):
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
         check_numbers(self, over=0, scale=scale)
+        check_numbers(self, least=-math.inf, margin=margin)
         self.margin, self.scale, self.monotone = margin, scale, monotone
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> with the margin
@@ -206,6 +208,7 @@ class CosFaceLoss(ProxyLoss):
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
         check_numbers(self, over=0, scale=scale)
+        check_numbers(self, least=-math.inf, margin=margin)
         self.margin, self.scale = margin, scale
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> with the margin
@@ -244,8 +247,8 @@ class SphereFaceLoss(ProxyLoss):
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
         check_numbers(self, least=1, whole=True, margin=margin)
-        check_numbers(self, over=0, scale=1 if scale is None else scale)
-        check_numbers(self, least=0, blend=blend)
+        check_numbers(self, over=0, none=True, scale=scale)
+        check_numbers(self, blend=blend)
         self.margin, self.scale, self.blend, self.normalizes = int(margin), scale, blend, scale is not None
 
     def target(self, c: Tensor) -> Tensor:  # cosines of the true class -> ψ
@@ -365,6 +368,7 @@ class SoftTripleLoss(ProxyLoss):
         self.per_class = int(per_class)  # kept before the proxies are made
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
         check_numbers(self, over=0, gamma=gamma, scale=scale)
+        check_numbers(self, margin=margin, tau=tau)
         self.margin, self.gamma, self.scale, self.tau = margin, gamma, scale, tau
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (K, C, D)

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import generator, lookup
+from ..core import check_numbers, generator, lookup
 from ..distances import lengths, pair_masks, unit
 from dmlstudy.losses.base import (
     Loss,
     all_triplet_hinge,
     batch_distances,
     check_classes,
-    check_numbers,
     log1p_sum_exp,
     log_sum_exp,
     masked_mean,
@@ -64,6 +63,7 @@ class ContrastiveLoss(Loss):
         variant: str = "corrected",  # published: 1e-6 added to each coordinate of a difference
     ):
         super().__init__(variant)
+        check_numbers(self, pos_margin=pos_margin, neg_margin=neg_margin)
         self.pos_margin, self.neg_margin = pos_margin, neg_margin
 
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
@@ -95,6 +95,7 @@ class TripletLoss(Loss):
         variant: str = "corrected",  # no difference
     ):
         super().__init__(variant)
+        check_numbers(self, least=-math.inf, margin=margin)
         self.margin, self.squared = margin, squared
 
     def terms(self, z: Tensor, triplets: tuple) -> Tensor:  # (T,)
@@ -157,7 +158,8 @@ class MarginLoss(Loss):
         variant: str = "corrected",  # published: distance sqrt(d² + 1e-8)
     ):
         super().__init__(variant)
-        check_numbers(self, least=1, whole=True, n_classes=1 if n_classes is None else n_classes)
+        check_numbers(self, least=1, whole=True, none=True, n_classes=n_classes)
+        check_numbers(self, margin=margin, beta=beta, beta_lr=beta_lr)
         self.n_classes = None if n_classes is None else int(n_classes)
         self.margin, self.beta_lr, self.lr, self.learn_beta = margin, beta_lr, beta_lr, learn_beta
         self.normalizer = lookup("normalizer", normalizer, ("triplets", "pairs"))
@@ -266,6 +268,7 @@ class QuadrupletLoss(DrawingLoss):
         variant: str = "corrected",  # published: second negatives without regard to labels, all combinations
     ):
         super().__init__(variant, seed)
+        check_numbers(self, least=-math.inf, margin=margin, margin_2=margin_2)
         self.margin, self.margin_2, self.needs_triplets = margin, margin_2, variant == "published"
 
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
@@ -308,6 +311,7 @@ class SNRLoss(Loss):
         variant: str = "corrected",  # no difference
     ):
         super().__init__(variant)
+        check_numbers(self, margin=margin, lam=lam)
         self.margin, self.lam = margin, lam
 
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
@@ -356,6 +360,7 @@ class GeneralizedLiftedLoss(Loss):
         variant: str = "corrected",  # published: 1e-6 added to each coordinate of a difference
     ):
         super().__init__(variant)
+        check_numbers(self, margin=margin, l2_weight=l2_weight)
         self.margin, self.l2_weight, self.squared_norm = margin, l2_weight, squared_norm
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
@@ -388,6 +393,7 @@ class NPairLoss(DrawingLoss):
     ):
         super().__init__(variant, seed)
         check_numbers(self, over=0, scale=scale)
+        check_numbers(self, l2_weight=l2_weight)
         self.l2_weight, self.scale, self.squared_norm = l2_weight, scale, squared_norm
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
@@ -423,6 +429,7 @@ class AngularLoss(DrawingLoss):
     ):
         super().__init__(variant, seed)
         check_numbers(self, over=0, under=90, alpha=alpha)
+        check_numbers(self, lam=lam, l2_weight=l2_weight)
         self.alpha, self.lam, self.l2_weight, self.squared_norm = alpha, lam, l2_weight, squared_norm
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
@@ -506,6 +513,8 @@ class MultiSimilarityLoss(Loss):
     ):
         super().__init__(variant)
         check_numbers(self, over=0, alpha=alpha, beta=beta)
+        check_numbers(self, least=-math.inf, lam=lam, epsilon=epsilon)
+        check_numbers(self, least=-math.inf, none=True, max_positive=max_positive)
         self.alpha, self.beta, self.lam, self.epsilon = alpha, beta, lam, epsilon
         self.mean_over, self.max_positive = lookup("mean", mean_over, ("kept", "batch")), max_positive
 
@@ -591,6 +600,7 @@ class TupletMarginLoss(Loss):
     ):
         super().__init__(variant)
         check_numbers(self, over=0, scale=scale)
+        check_numbers(self, beta=beta, lam=lam, epsilon=epsilon)
         self.scale, self.beta, self.lam, self.epsilon = scale, beta, lam, epsilon
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:

@@ -15,7 +15,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from ..core import asset, generator, lookup
+from ..core import asset, check_numbers, generator, lookup
 from .backbones import BACKBONES, BNINCEPTION_FILE, freeze_batchnorm, make_backbone
 from .convnet import CONVNETS, init_weights, make_convnet
 from .lite import lite0_file, make_lite0
@@ -125,9 +125,10 @@ def make_model(
         rng: for new weights; None: one with seed 0
         bn_affine: with freeze_bn: its affine weights and biases are trained all the same
     """
+    check_numbers("model", least=1, whole=True, dim=dim)
     rng = rng or generator(0, "model")
     with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator before we draw again
-        timm = name.startswith("timm:")
+        timm = str(name).startswith("timm:")
         make = partial(make_backbone, name) if timm else lookup("model", name, MODELS)
         backbone = make(weights, rng)
         if freeze_bn:

@@ -235,7 +235,10 @@ def _timm(name: str, pretrained: bool, pool: str) -> nn.Module:
         raise ValueError(f"timm's networks come with their own pooling; got pool={pool!r} for 'timm:{name}'")
     import timm
 
-    net = timm.create_model(name, pretrained=pretrained, num_classes=0)
+    try:
+        net = timm.create_model(name, pretrained=pretrained, num_classes=0)
+    except RuntimeError as error:
+        raise ValueError(f"timm: {error}; timm.list_models() names what there is") from error
     net.dim = net.num_features
     return net
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..core import lookup
+from ..core import make_named
 from .embedded import D2Sampler, GCSampler
 from .label import LabelSampler, ShuffleSampler, SPCRSampler, SPCSampler
 from .matching import DDMSampler, FRDSampler
@@ -42,4 +42,4 @@ def make_sampler(
         batch_size: images in a batch
         hyperparameters: the sampler's own, such as samples_per_class
     """
-    return lookup("sampler", name, SAMPLERS)(labels, batch_size, seed, **hyperparameters)
+    return make_named("sampler", name, SAMPLERS, labels, batch_size, seed, **hyperparameters)

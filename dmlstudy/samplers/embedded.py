@@ -7,12 +7,13 @@ __all__ = ['MemoryBank', 'last_of_each', 'EmbeddedSampler', 'centred', 'farthest
            'D2Sampler']
 
 # %% ../../nbs/21_samplers.embedded.ipynb #907467b3
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..core import generator, lookup
+from ..core import check_numbers, generator, lookup
 from ..distances import as_float
 from .label import LabelSampler
 
@@ -26,6 +27,7 @@ class MemoryBank:
         dim: int,  # D
         device: torch.device | str = "cpu",
     ):
+        check_numbers(self, least=1, whole=True, n=n, dim=dim)
         self.f = torch.zeros(n, dim, device=device)
         self.known = torch.zeros(n, dtype=torch.bool, device=device)  # rows that were written
 
@@ -151,6 +153,7 @@ class EmbeddedSampler(_PlannedSampler):
     ):
         super().__init__(labels, batch_size, seed, samples_per_class, batches)
         n = len(self.by_class.images)
+        check_numbers(self, least=1, whole=True, big_batch=big_batch)
         if bank is None and dim is None:
             said = f"{type(self).__name__} selects from embeddings"
             raise ValueError(f"{said}: give dim=..., or bank=MemoryBank({n}, dim)")
@@ -160,8 +163,7 @@ class EmbeddedSampler(_PlannedSampler):
         if not batch_size <= big_batch <= n or big_batch % samples_per_class:
             said = f"big_batch must lie between the batch of {batch_size} and the {n} images there are,"
             raise ValueError(f"{said} and be a multiple of {samples_per_class}; got {big_batch}")
-        if project_dim is not None and project_dim < 1:
-            raise ValueError(f"project_dim is the dimension to project to, at least 1, or None; got {project_dim}")
+        check_numbers(self, least=1, whole=True, none=True, project_dim=project_dim)
         self.variant = lookup("variant", variant, ("corrected", "published"))
         self.refresh = lookup("refresh", refresh, ("epoch", "batch"))
         self.big_batch, self.project_dim = big_batch, project_dim
@@ -266,6 +268,7 @@ class D2Sampler(GCSampler):
         **frame,  # the arguments of EmbeddedSampler
     ):
         super().__init__(*args, **frame)
+        check_numbers(self, least=-math.inf, power=power)
         self.power = power
 
     def pick(self, x: Tensor, k: int, g: torch.Generator) -> Tensor:  # (k,), positions in the pool

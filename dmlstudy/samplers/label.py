@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from ..core import generator, lookup
+from ..core import check_numbers, generator, lookup
 from ..distances import settings
 
 # %% ../../nbs/20_samplers.label.ipynb #59c1cf8b
@@ -24,7 +24,10 @@ class ImagesByClass:
         self,
         labels: Tensor | Sequence[int],  # (N,), integers, any values
     ):
-        labels = torch.as_tensor(labels).cpu()
+        try:
+            labels = torch.as_tensor(labels).cpu()
+        except (TypeError, ValueError):  # words
+            raise ValueError("labels must be integers: use np.unique(labels, return_inverse=True)[1]") from None
         if labels.ndim != 1 or not len(labels):
             raise ValueError(f"labels must have shape (N,) with N > 0; got {tuple(labels.shape)}")
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -124,16 +127,16 @@ class LabelSampler(EpochSampler):
         samples_per_class: int = 2,  # n, images drawn of each class of a batch
         batches: int | None = None,  # batches in an epoch; None: N // b
     ):
+        check_numbers(self, least=1, whole=True, batch_size=batch_size, samples_per_class=samples_per_class)
+        check_numbers(self, least=1, whole=True, none=True, batches=batches)
         self.by_class = ImagesByClass(labels)
         n_images, n = len(self.by_class.images), samples_per_class
-        if n < 1 or batch_size < 1 or batch_size % n:
+        if batch_size % n:
             said = f"a batch of {batch_size} cannot hold {n} images of each of its classes"
             raise ValueError(f"{said}: {batch_size} / {n}")
         if batches is None and batch_size > n_images:
             what = f"a batch of {batch_size} is larger than the data set of {n_images} images"
             raise ValueError(f"{what}: take a smaller one, or give batches=")
-        if batches is not None and batches < 1:
-            raise ValueError(f"an epoch has at least one batch; got batches={batches}")
         super().__init__(n_images // batch_size if batches is None else batches)
         self.batch_size, self.seed, self.samples_per_class = batch_size, seed, n
 

@@ -10,6 +10,7 @@ __all__ = ['MatchingSampler', 'distance_histograms', 'wasserstein', 'heights_was
 import torch
 from torch import Tensor
 
+from ..core import check_numbers
 from .embedded import EmbeddedSampler, centred
 from .label import ImagesByClass
 
@@ -29,8 +30,7 @@ class MatchingSampler(EmbeddedSampler):
         **frame,  # the arguments of EmbeddedSampler
     ):
         super().__init__(*args, **frame)
-        if candidates < 1:
-            raise ValueError(f"there must be at least one candidate; got candidates={candidates}")
+        check_numbers(self, least=1, whole=True, candidates=candidates)
         self.candidates = candidates
 
     def cost(self, x: Tensor, at: Tensor) -> Tensor:  # (m,), the least is taken
