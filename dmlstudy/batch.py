@@ -129,14 +129,15 @@ def _attempt(run: Run, **options) -> dict | None:
 # %% ../nbs/96_batch.ipynb #6b23fd99
 def _train(run: Run, **options) -> dict:
     "Train a run whose lock is held, and keep its record"
-    from dmlstudy.train import fit
+    from dmlstudy import train
 
     folder = run_folder(run)
+    watch = train.Progress(bar=False, tell=lambda news: _keep_news(folder, news))
     for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
         left.unlink(missing_ok=True)
     _note(run, "begun")
     try:
-        record = fit(run, **{"folder": folder, "hooks": [_Watch(run)], **options})
+        record = train.fit(run, **{"folder": folder, "hooks": [watch], **options})
         save_record(record)
     except Exception as error:
         _note(run, "failed", explained(error))
@@ -147,24 +148,9 @@ def _train(run: Run, **options) -> dict:
     return record
 
 
-class _Watch:
-    "A hook of `fit` that keeps `progress.json` up to date while a run trains"
-
-    def __init__(self, run: Run):
-        self.known, self.file, self.at = {"steps": run.steps}, run_folder(run) / "progress.json", 0.0
-
-    def tell(self, **news) -> None:
-        self.known.update(news)
-        with suppress(OSError):
-            write_atomically(self.file, json.dumps(self.known))
-
-    def after_step(self, state, now) -> None:
-        if time.monotonic() - self.at > 2:
-            self.at = time.monotonic()
-            self.tell(step=state.step, terms={name: round(float(v), 4) for name, v in now.terms.items()})
-
-    def measured(self, state, step: int, values: Mapping) -> None:
-        self.tell(step=step, **{f"{split} recall@1": part.get("recall@1") for split, part in values.items()})
+def _keep_news(folder: Path, news: Mapping) -> None:
+    with suppress(OSError):
+        write_atomically(folder / "progress.json", json.dumps(news))
 
 
 def explained(error: BaseException) -> str:  # kind and message, and whether the disk is full
@@ -572,7 +558,7 @@ def _step(run: Run) -> str:
     except (OSError, ValueError, TypeError, LookupError):  # none yet
         return ""
     words += [f"{name} {value:.3g}" for name, value in known.get("terms", {}).items()]
-    words += [f"recall@1 {100 * known[k]:.1f} %" for k in ("test recall@1",) if known.get(k) is not None]
+    words += [f"{name} {value}" for name, value in known.get("scores", {}).items()]
     return ", ".join(words)
 
 # %% ../nbs/96_batch.ipynb #f11d0cb2

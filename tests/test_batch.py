@@ -600,10 +600,11 @@ def test_progress_on_a_terminal(study, capsys, monkeypatch):
     with FileLock(records.run_folder(run) / "lock"):
         batch._note(run, "begun")
         progress = batch.Progress([run], [job], lambda run: 60.0, 1)
-        batch._Watch(run).measured(None, 150, {"test": {"recall@1": 0.5}})
+        said = {"step": 150, "steps": 200, "scores": {"validation recall@1": "50.0 %"}}
+        (records.run_folder(run) / "progress.json").write_text(json.dumps(said))
         progress.live = True
         progress.show()
         progress.say("a line that stays")
     out = capsys.readouterr().out
-    assert "step 150 of 200, recall@1 50.0 %\n" in out
+    assert "step 150 of 200, validation recall@1 50.0 %\n" in out
     assert "\x1b[2A\x1b[J" in out and out.endswith("a line that stays\n")

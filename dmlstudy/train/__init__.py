@@ -260,7 +260,7 @@ class Progress:
     def __init__(
         self,
         bar: bool = True,  # show a progress bar
-        tell: Callable[[dict], None] | None = None,  # gets step, steps, terms, images_per_second, seconds_left
+        tell: Callable[[dict], None] | None = None,  # gets step, steps, terms, scores, images_per_second, seconds_left
         every: float = 2.0,  # seconds
     ):
         self.bar, self.tell, self.every, self.scores, self.shown = bar, tell, every, {}, None
@@ -281,7 +281,7 @@ class Progress:
         self.shown.update(done * run.batch_size - self.shown.n)
         if self.tell:
             rate, left = round(run.batch_size / each, 1), round(each * (run.steps - done), 1)
-            news = {"step": done, "steps": run.steps, "terms": terms}
+            news = {"step": done, "steps": run.steps, "terms": terms, "scores": self.scores}
             self.tell(news | {"images_per_second": rate, "seconds_left": left})
 
     def measured(self, state: State, step: int, values: Mapping) -> None:
