@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VERDICTS', 'read_ledger', 'Effect', 'verdict_of', 'needed_for', 'run_table', 'difference', 'interaction', 'trend',
            'span', 'peak', 'spread', 'lead', 'inflation', 'computed', 'link', 'stronger_link', 'gain_link',
-           'evaluate_claims', 'shown_effect', 'claims_figure']
+           'evaluate_claims']
 
 # %% ../nbs/95_claims.ipynb #e8433ccd
 import tomllib
@@ -336,44 +336,3 @@ def evaluate_claims(runs: pd.DataFrame, ledger: Sequence[Mapping]) -> pd.DataFra
             rows.append(row)
     names = "id paper source statement dataset verdict effect low high n counted pairs needed direction threshold unit"
     return pd.DataFrame(rows).reindex(columns=names.split())
-
-# %% ../nbs/95_claims.ipynb #1efac212
-_COLOURS = {  # apart for colour-blind readers, and in grey
-    "reproduced": "#0072B2",
-    "not reproduced": "#F0E442",
-    "contradicted": "#D55E00",
-    "inconclusive": "#D9D9D9",
-    "no records": "#FFFFFF",
-}
-
-
-def shown_effect(value: float, unit: str) -> str:
-    "An effect in points, as a factor, or plain, as it is written"
-    if pd.isna(value):
-        return ""
-    return {"points": f"{100 * value:+.1f}", "factor": f"x{10**value:.2g}"}.get(unit, f"{value:+.2f}")
-
-
-def claims_figure(table: pd.DataFrame):  # matplotlib figure
-    "Claims by data sets: colour for the verdict, number for the effect"
-    from matplotlib import pyplot as plt
-
-    ids, sets = [*dict.fromkeys(table["id"])], [*dict.fromkeys(table["dataset"])]
-    statements = table.drop_duplicates("id").set_index("id")["statement"]
-    fig, ax = plt.subplots(figsize=(6, 0.17 * len(ids) + 0.9), layout="constrained")
-    for row in table.itertuples():
-        x, y = sets.index(row.dataset), ids.index(row.id)
-        ax.add_patch(plt.Rectangle((x, y), 1, 1, facecolor=_COLOURS[row.verdict], edgecolor="white"))
-        dark = row.verdict in ("reproduced", "contradicted")
-        text = "-" if row.verdict == "no records" else shown_effect(row.effect, row.unit)
-        ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=5.5, color="white" if dark else "black")
-    ax.set(xlim=(0, len(sets)), ylim=(len(ids), 0), frame_on=False)
-    ax.xaxis.tick_top()
-    ax.yaxis.tick_right()
-    ax.set_xticks(np.arange(len(sets)) + 0.5, [name.replace("_", "\n") for name in sets], fontsize=6)
-    ax.set_yticks(np.arange(len(ids)) + 0.5, [f"{i}  {statements[i]}" for i in ids], fontsize=5.5)
-    ax.tick_params(length=0)
-    ax.grid(False)
-    keys = [plt.Rectangle((0, 0), 1, 1, facecolor=c, edgecolor="grey", lw=0.3) for c in _COLOURS.values()]
-    fig.legend(keys, _COLOURS, loc="outside lower center", ncols=5, fontsize=6, frameon=False)
-    return fig

@@ -14,12 +14,15 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats.power import TTestIndPower, TTestPower
 
+from .core import check_numbers
+
 # %% ../nbs/92_stats.ipynb #14464393
 def t_interval(
     values: np.ndarray,  # (..., n), a value a seed
     level: float = 0.95,
 ) -> tuple[np.ndarray, np.ndarray]:  # low, high, (...); NaN at one value
     "Student's interval of a mean"
+    check_numbers("interval", over=0, under=1, level=level)
     values = np.asarray(values, float)
     n = values.shape[-1]
     if n < 2:
@@ -56,6 +59,7 @@ def probability_of_improvement(
     level: float = 0.95,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # value, low, high, (...)
     "The chance that a run of one method beats a run of another"
+    check_numbers("interval", over=0, under=1, level=level)
     x, y = np.asarray(x, float)[..., :, None], np.asarray(y, float)[..., None, :]
     m, n = x.shape[-2], y.shape[-1]
     value = ((x > y) + 0.5 * (x == y)).mean((-2, -1))
@@ -211,6 +215,7 @@ def variance_components(
     level: float = 0.95,
 ) -> dict[str, tuple[float, float, float]]:  # name or "residual" -> variance, low, high; 0 where it would be negative
     "Variance of each factor of a balanced table, by analysis of variance"
+    check_numbers("interval", over=0, under=1, level=level)
     values = np.asarray(values, float)
     effects = [values.mean(tuple({*range(values.ndim)} - {axis})) - values.mean() for axis in range(values.ndim)]
     squares = [values.size / len(e) * (e**2).sum() for e in effects]

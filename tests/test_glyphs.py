@@ -1,6 +1,8 @@
 """The embedded data sets: disjoint, deterministic, cached safely."""
 
 import os
+import subprocess
+import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,18 +13,10 @@ from disks import small_disk
 
 from dmlstudy.core import cache_dir
 from dmlstudy.data import DATASETS, glyphs, make_data
-from dmlstudy.data.glyphs import (
-    CHECKSUMS,
-    LOOK_ALIKE,
-    RECIPES,
-    checksum,
-    class_lists,
-    derive_classes,
-    load_parts,
-    render_set,
-    similarity,
-)
+from dmlstudy.data.glyphs import CHECKSUMS, RECIPES, checksum, class_lists, load_parts, render_set
 from dmlstudy.data.splits import keep_classes
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +37,10 @@ def test_set_is_drawn_to_the_byte(name, shop):
 
 @pytest.mark.slow
 def test_classes_are_what_the_recipe_gives():
-    assert derive_classes() == class_lists()
+    """The notebook that derives them compares them with those that ship, in a slow cell."""
+    run = [Path(sys.executable).with_name("nbdev_test"), "--path", "nbs/10_data.glyphs.ipynb", "--flags", "slow"]
+    told = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -51,8 +48,6 @@ def test_no_test_class_is_seen_in_training(name):
     recipe, lists = RECIPES[name], class_lists()
     train, test, before = (set(lists[k]) for k in (recipe.train, recipe.test, "pretrain"))
     assert not train & test and not test & before and not train & before
-    assert similarity(sorted(test), sorted(train)).max() <= LOOK_ALIKE
-    assert similarity(sorted(test), sorted(before)).max() <= LOOK_ALIKE
 
 
 @pytest.mark.parametrize("name", RECIPES)

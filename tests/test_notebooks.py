@@ -46,7 +46,7 @@ def test_each_module_has_one_notebook():
 
 
 # The limits, and what is reached so far of two aims: a median of 15 and 9,500 lines. Only ever lower these.
-LONGEST, MEDIAN, LIBRARY = 45, 15, 13_196
+LONGEST, MEDIAN, LIBRARY = 45, 15, 12_993
 
 
 def code_of(path: Path) -> tuple[list[str], list[str]]:
