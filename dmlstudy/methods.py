@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'DEFAULTS', 'P_SWITCH', 'ROTH_METHODS', 'SEC_METHODS', 'SIMCLR_METHODS', 'MARGIN_METHODS', 'METHODS', 'role',
-           'Method']
+           'with_none', 'Method']
 
 # %% ../nbs/00_methods.ipynb #c7e665a8
 import tomllib
@@ -28,48 +28,16 @@ def role(
     return ROLES.get(dataset, dataset)
 
 # %% ../nbs/00_methods.ipynb #54ec07a7
+_WRITTEN = tomllib.loads((resources.files("dmlstudy") / "assets" / "methods.toml").read_text(encoding="utf-8"))
+
+
+def with_none(said: Mapping) -> dict:  # for a file that has no None
+    "What is written, with None for what is named under `unset`"
+    return {k: v for k, v in said.items() if k != "unset"} | dict.fromkeys(said.get("unset", ()))
+
+
 DEFAULTS: dict[str, dict[str, dict]] = {  # part -> name -> hyperparameters
-    "loss": {
-        "contrastive": {"pos_margin": 0.0, "neg_margin": 1.0},
-        "triplet": {"margin": 0.2, "squared": True},
-        "margin": {"margin": 0.2, "beta": 1.2, "beta_lr": 5e-4, "learn_beta": True, "normalizer": "triplets"},
-        "quadruplet": {"margin": 0.2, "margin_2": 0.2},
-        "snr": {"margin": 0.2, "lam": 0.005},
-        "lifted": {"margin": 1.0, "l2_weight": 0.005, "squared_norm": False},
-        "npair": {"l2_weight": 0.005, "scale": 1.0, "squared_norm": False},
-        "angular": {"alpha": 45.0, "lam": 2.0, "l2_weight": 0.005, "squared_norm": False},
-        "histogram": {"bins": 65},
-        "multisimilarity": {"alpha": 2.0, "beta": 40.0, "lam": 0.5, "epsilon": 0.1, "mean_over": "kept"}
-        | {"max_positive": None},
-        "normalized_npair": {"scale": 25.0},
-        "tuplet_margin": {"scale": 64.0, "beta": 0.1, "lam": 0.5, "epsilon": 0.01},
-        "softmax": {"temperature": 0.05, "lr": 1e-5},
-        "arcface": {"margin": 0.5, "scale": 16.0, "monotone": False, "lr": 5e-4},
-        "cosface": {"margin": 0.35, "scale": 64.0, "lr": 5e-4},
-        "sphereface": {"margin": 4, "scale": None, "blend": 0.0, "lr": 5e-4},
-        "proxynca": {"scale": 3.0, "lr": None},
-        "softtriple": {"per_class": 2, "margin": 0.01, "gamma": 0.1, "scale": 8.0, "tau": 0.2, "lr": None},
-        "ntxent": {"temperature": 0.5, "loss_scale": None},
-        "supcon": {"temperature": 0.1, "loss_scale": None},
-    },
-    "miner": {
-        "random": {"n_triplets": None},
-        "semihard": {"margin": 0.2, "rule": "random", "normalize": True},
-        "softhard": {"normalize": True},
-        "distance": {"lower_cutoff": 0.5, "upper_cutoff": None, "weight_cap": None, "singletons": "self"}
-        | {"normalize": True},
-        "rho_distance": {"p_switch": 0.2, "lower_cutoff": 0.5, "upper_cutoff": None, "weight_cap": None}
-        | {"singletons": "drop", "normalize": True},
-        "all": {"limit": 2_000_000},
-    },
-    "regularizer": {"sec": {"eta": 0.5, "momentum": 1.0}, "l2": {"eta": 0.005}, "ring": {"eta": 0.5}},
-    "sampler": {
-        **{"spc": {"short": "repeat"}, "spc_r": {}, "shuffle": {}},
-        "gc": {"big_batch": 1024, "refresh": "epoch"},
-        "ddm": {"big_batch": 1024, "refresh": "epoch", "candidates": 10},
-        "frd": {"big_batch": 1024, "refresh": "epoch", "candidates": 10},
-        "d2": {"big_batch": 1024, "refresh": "epoch", "power": 1.0},
-    },
+    part: {name: with_none(said) for name, said in names.items()} for part, names in _WRITTEN.pop("defaults").items()
 }
 
 # %% ../nbs/00_methods.ipynb #78a30856
@@ -120,7 +88,6 @@ class Method:
         return named | {name: value for name, value in more.items() if value not in (None, False)}
 
 # %% ../nbs/00_methods.ipynb #e0318335
-_WRITTEN = tomllib.loads((resources.files("dmlstudy") / "assets" / "methods.toml").read_text(encoding="utf-8"))
 P_SWITCH = _WRITTEN.pop("p_switch")  # row -> share of switched negatives on cub200, cars196, sop
 
 

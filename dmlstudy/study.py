@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 
 from .core import Run, asset, lookup, make_run, write_atomically
-from .methods import METHODS, ROTH_METHODS, SEC_METHODS
+from .methods import METHODS, ROTH_METHODS, SEC_METHODS, with_none
 from .records import outputs, selected
 
 # %% ../nbs/91_study.ipynb #adefccaa
@@ -109,15 +109,11 @@ def keep_choice(
     return write_atomically(file, json.dumps(_merged(found, named), indent=1) + "\n")
 
 # %% ../nbs/91_study.ipynb #e1f0c573
-def _fields(said: Mapping) -> dict:  # with None for what is named under `unset`
-    return {k: v for k, v in said.items() if k != "unset"} | dict.fromkeys(said.get("unset", ()))
-
-
 def _folder_fields(profile: Profile, dataset: str, protocol: str) -> dict:
     "For images of one's own: some eight epochs, 120 to 1,200 steps, measured five times"
     from dmlstudy.data.folder import load_folder
 
-    if "model" not in (fields := _fields(profile.protocols.get(protocol, {}))):
+    if "model" not in (fields := with_none(profile.protocols.get(protocol, {}))):
         raise ValueError("a folder of images needs a profile with a network for photographs: --profile photos")
     train = load_folder(dataset).train
     batch = min(fields["batch_size"], 2 * (len(train) // 5))
@@ -142,7 +138,7 @@ def protocol_fields(
     if row.protocol not in p.protocols:
         known = ", ".join(name for name, other in PROFILES.items() if row.protocol in other.protocols)
         raise ValueError(f"the profile {profile!r} has no protocol for {method}; these have: {known}")
-    return _fields(p.protocols[row.protocol]) | _fields(p.by_dataset.get(dataset, {}).get(row.protocol, {}))
+    return with_none(p.protocols[row.protocol]) | with_none(p.by_dataset.get(dataset, {}).get(row.protocol, {}))
 
 # %% ../nbs/91_study.ipynb #9c579a78
 def _row_fields(profile: Profile, dataset: str, method: str) -> dict:
@@ -280,7 +276,7 @@ def settings_of(
     said = lookup("experiment", experiment, EXPERIMENTS) | PROFILES[profile].experiments.get(experiment, {})
     varied = [*said.get("settings", [])]
     varied += [{name: value} for name, values in said.get("factors", {}).items() for value in values]
-    return [_fields({**said.get("fields", {}), **setting}) for setting in varied or [{}]]
+    return [with_none({**said.get("fields", {}), **setting}) for setting in varied or [{}]]
 
 # %% ../nbs/91_study.ipynb #d3abd519
 def runs_of(
