@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .core import cache_dir, lookup
 from .records import outputs, shown
-from .study import EXPERIMENTS, PROFILES, Job, jobs_of
+from .study import EXPERIMENTS, PROFILES, Job, jobs_of, methods_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,7 +194,9 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     if not failures:
         _search_choice(methods, datasets, args.profile, load_record)
         failures = execute(jobs)
-    table = standing(methods, datasets, seeds, args.profile, names(args.methods, ";") if folders else None)
+    asked = names(args.methods, ";")  # beside them stands what is recorded for these images
+    ranked = [*dict.fromkeys([*asked, *methods_of(args.profile, folders[0])])] if folders else None
+    table = standing(methods, datasets, seeds, args.profile, ranked)
     if methods and not table["yours"].any():
         print("none of yours is trained: there is nothing to compare")
     elif not table.empty:
@@ -205,7 +207,7 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         print(*write_comparison_of(table, args.profile, stem), sep="\n")
     for name in () if failures else folders:
         stem = "".join(c if c.isalnum() else "_" for c in Path(name).name)  # as of the table
-        _keep_best(name, names(args.methods, ";"), seeds, args.profile, stem)
+        _keep_best(name, [*dict.fromkeys(table["method"])], seeds, args.profile, stem)
     return _end(None, failures, began)
 
 # %% ../nbs/99_cli.ipynb #8ad76ee6
@@ -269,7 +271,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.core import asset, write_atomically
     from dmlstudy.methods import METHODS
     from dmlstudy.records import lean, write_batch
-    from dmlstudy.study import choose, methods_of
+    from dmlstudy.study import choose
 
     notebooks()  # without them nothing can be run
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0

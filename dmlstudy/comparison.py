@@ -101,7 +101,7 @@ _NO_ROWS = "no row of profile {} is recorded in {}. Work in a clone of the proje
 def compare(
     *own,  # losses of your own: modules, classes of modules, `Own(...)`, or names of rows
     datasets: Sequence[str] = ("glyphs_fine",),  # names in DATASETS
-    seeds: Iterable[int] = (0, 1, 2),
+    seeds: Iterable[int] = (0, 1, 2),  # of the runs of each method
     profile: str = "glyphs",  # name in PROFILES
     baselines: Sequence[str] | None = None,  # rows to compare with, trained if need be; None: all that are recorded
 ) -> pd.DataFrame:  # as from `standing`
@@ -110,6 +110,7 @@ def compare(
     Args:
         own: losses of your own: modules, classes of modules, `Own(...)`, or names of rows
         datasets: names in DATASETS
+        seeds: of the runs of each method
         profile: name in PROFILES
         baselines: rows to compare with, trained if need be; None: all that are recorded
     """
@@ -118,7 +119,7 @@ def compare(
 
     lookup("profile", profile, PROFILES)
     datasets = [resolve_folder(name) for name in ([datasets] if isinstance(datasets, str) else datasets)]
-    seeds = [*seeds]
+    seeds, baselines = [*seeds], [baselines] if isinstance(baselines, str) else baselines
     methods = [lookup("method", one, METHODS) and one if isinstance(one, str) else register(one) for one in own]
     if twice := {name for name in methods if methods.count(name) > 1}:
         raise ValueError(f"two of yours have the name {min(twice)}: give one another, Own(loss, name=...)")
@@ -195,12 +196,13 @@ def draw(
 def write_comparison_of(
     table: pd.DataFrame,  # as from `standing`
     profile: str,
-    stem: str = "",  # of the files; empty: the names of your methods
+    stem: str = "",  # of the files; empty: the names of your methods and of the data sets
 ) -> list[str]:  # paths of the files
     "Write a comparison below `outputs/own`"
     from matplotlib import pyplot as plt
 
-    stem = stem or "_".join(sorted({*table.loc[table["yours"], "method"]}))
+    sets = [name.rpartition("/")[2] for name in dict.fromkeys(table["dataset"])]
+    stem = stem or "_".join([*sorted({*table.loc[table["yours"], "method"]}), *sets])
     stem = "".join(c if c.isalnum() else "_" for c in stem)[:60]
     folder = table["dataset"].str.startswith("folder:").any()
     trials = PROFILES[profile].search and not folder
@@ -219,12 +221,12 @@ def _group_jackknife(scores: Callable, labels: np.ndarray, rng: np.random.Genera
     half = lambda name: stats.t.isf((1 - level) / 2, 9) * np.std([part[name] for part in parts]) * 3  # (G - 1) / G sum
     return {name: (value, value - half(name), value + half(name)) for name, value in whole.items()}
 
-
+# %% ../nbs/98_comparison.ipynb #clsintvl
 def class_intervals(
     f: np.ndarray,  # raw embeddings, (N, D), or a tensor
     labels: np.ndarray,  # (N,), of any kind
     metrics: Sequence[str] | None = None,  # None: the usual ones
-    level: float = 0.95,
+    level: float = 0.95,  # of the intervals
     seed: int = 0,  # of the draws, and of k-means
 ) -> pd.DataFrame:  # metric, value, low, high, interval (bootstrap or jackknife); NaN bounds under 20 classes
     """Every metric of an embedding with an interval over classes
@@ -233,19 +235,22 @@ def class_intervals(
         f: raw embeddings, (N, D), or a tensor
         labels: (N,), of any kind
         metrics: None: the usual ones
+        level: of the intervals
         seed: of the draws, and of k-means
     """
     from dmlstudy.metrics import check_names, evaluate
+    from dmlstudy.metrics.clustering import CLUSTERING
     from dmlstudy.metrics.retrieval import RETRIEVAL
 
-    array = lambda x: x.numpy(force=True) if hasattr(x, "numpy") else np.asarray(x)
+    plain = lambda x: x.float() if str(x.dtype) == "torch.bfloat16" else x
+    array = lambda x: plain(x).numpy(force=True) if hasattr(x, "numpy") else x
     check_numbers("interval", over=0, under=1, level=level)
-    if (given := array(labels)).dtype.kind == "f" and np.isnan(given).any():
-        raise ValueError("some labels are NaN: leave these embeddings out")
-    _, first, number = np.unique(given, return_index=True, return_inverse=True)
-    if len(first) < 2:
-        raise ValueError("all embeddings are of one class: there is nothing to tell apart")
-    f, labels, names = array(f), first.argsort().argsort()[number], check_names(metrics)  # classes as they come
+    f, (labels, known) = np.asarray(array(f)), pd.factorize(np.asarray(array(labels)))  # classes as they come
+    if (labels < 0).any():
+        raise ValueError("some labels are missing or NaN: leave these embeddings out")
+    if len(known) < 2:
+        raise ValueError(f"the labels are of {len(known)} class: two are needed to tell apart")
+    names = check_names(metrics)
     rng = lambda: np.random.default_rng(seed)  # each metric has the same draws, whatever else is asked for
     means = [name for name, (kind, _) in names.items() if kind in RETRIEVAL or name == "norm_mean"]
     values, each = evaluate(f, labels, [n for n in means if n != "norm_mean"], per_query=True)
@@ -262,5 +267,7 @@ def class_intervals(
         rows |= {name: (value, np.nan, np.nan, "jackknife") for name, value in scores(labels >= 0).items()}
     elif others:
         rows |= {name: (*found, "jackknife") for name, found in _group_jackknife(scores, labels, rng(), level).items()}
-    columns = ["metric", "value", "low", "high", "interval"]
-    return pd.DataFrame([(name, *rows[name]) for name in names], columns=columns)
+    table = pd.DataFrame([(n, *rows[n]) for n in names], columns=["metric", "value", "low", "high", "interval"])
+    shares = [kind in (*RETRIEVAL, *CLUSTERING) for kind, _ in names.values()]  # the others have no upper end
+    table["low"] = table["low"].clip([-1.0 if kind == "ami" else 0.0 for kind, _ in names.values()])
+    return table.assign(high=table["high"].clip(upper=np.where(shares, 1.0, np.inf)))

@@ -14,6 +14,7 @@ import hashlib
 import inspect
 import json
 import math
+import operator
 import os
 import platform
 import shutil
@@ -167,6 +168,8 @@ def make_run(
     given = {**(fields or {}), **more}
     for name, value in given.items():
         kinds = lookup("field of a run", name, _TYPES)
+        if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a number of NumPy
+            given[name] = value = value.item()
         if float in kinds and type(value) is int:
             given[name] = float(value)
         elif type(value) not in kinds:
@@ -222,7 +225,6 @@ def make_named(
     Args:
         kind: what the name chooses, in the singular
         name: what the user gave
-        known: of every class of this kind
         args: of every class of this kind
         hyperparameters: the class's own
     """
@@ -316,7 +318,7 @@ def generator(
     "A random generator of its own for one purpose"
     import torch
 
-    digest = hashlib.sha256(json.dumps([int(seed), *purpose]).encode()).digest()
+    digest = hashlib.sha256(json.dumps([operator.index(seed), *purpose], default=operator.index).encode()).digest()
     return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 # %% ../nbs/01_core.ipynb #87c64f0d

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 from .core import Run, cache_dir, generator, lookup
 from .data import make_data
-from .data.files import Files
+from .data.files import Files, _state
 from .data.glyphs import RECIPES, load_glyphs
 from .data.layouts import data_dir
 from .data.splits import Data, Split, first_of_each_class
@@ -95,8 +95,7 @@ def _features_file(images: Files, net: torch.nn.Module, transform: Callable) -> 
     for name, value in net.stem.state_dict().items():
         digest.update(name.encode() + value.cpu().numpy().tobytes())
     for name in images.paths:
-        file = images.folder / name
-        digest.update(f"\n{name} {file.stat().st_size if file.is_file() else None}".encode())
+        digest.update(f"\n{images.folder / name} {_state(images.folder / name)}".encode())
     return cache_dir() / "features" / f"{digest.hexdigest()[:16]}.f16"
 
 # %% ../nbs/68_feeds.ipynb #5f0a1c04

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .core import generator, lookup
+from .core import check_numbers, generator, lookup
 from .losses.base import Loss
 from .methods import METHODS, Method
 from .miners import MINERS, make_miner
@@ -114,7 +114,7 @@ class Own:
     """A loss of your own, and what goes with it in training
 
     Args:
-        loss: f, labels[, tuples] -> number; or a class or function of n_classes, dim
+        loss: module(f, labels[, triplets or indices_tuple]); or what makes it of n_classes, dim
         miner: name in MINERS, or miner(f, labels) -> triplets or pairs
         regularizer: name in REGULARIZERS, such as "sec"
         name: of its row; None: that of its class
@@ -122,7 +122,7 @@ class Own:
         samples_per_class: images drawn of each class of a batch
     """
 
-    loss: nn.Module | Callable  # f, labels[, tuples] -> number; or a class or function of n_classes, dim
+    loss: nn.Module | Callable  # module(f, labels[, triplets or indices_tuple]); or what makes it of n_classes, dim
     miner: str | Callable | None = None  # name in MINERS, or miner(f, labels) -> triplets or pairs
     regularizer: str | None = None  # name in REGULARIZERS, such as "sec"
     name: str | None = None  # of its row; None: that of its class
@@ -141,6 +141,9 @@ class Own:
         if not isinstance(made, nn.Module):
             raise ValueError(f"{self.row()} makes no torch module, but {made!r:.60}")
         loss = made if isinstance(made, Loss) else OwnLoss(made, seed)
+        if self.miner is not None and loss.uses != "triplets":
+            said = "name the third argument of its forward triplets or indices_tuple"
+            raise ValueError(f"{self.row()} has a miner, but takes no tuples: {said}")
         if self.miner is None or isinstance(self.miner, str):
             return loss, self.miner and make_miner(self.miner)
         if type(self.miner) in MINERS.values():
@@ -157,8 +160,12 @@ def _call(make: Callable, *sizes: int) -> nn.Module:  # of classes and of dimens
     asked, name = inspect.signature(make).parameters, getattr(make, "__name__", repr(make))
     needed = [k for k, p in asked.items() if p.default is p.empty and not p.kind.name.startswith("VAR")]
     if wanting := [k for k in needed if k not in _SIZES]:
-        raise ValueError(f"{name} needs {' and '.join(wanting)}: hand over an object, {name}(...), not the class")
-    return make(**{name: sizes[place] for name, place in _SIZES.items() if name in asked})
+        remedy = f"hand over an object, {name}(...)" if isinstance(make, type) else "write a torch.nn.Module"
+        raise ValueError(f"{name} needs {' and '.join(wanting)}, and is called with n_classes and dim: {remedy}")
+    try:
+        return make(**{name: sizes[place] for name, place in _SIZES.items() if name in asked})
+    except Exception as error:
+        raise ValueError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 # %% ../nbs/61_own.ipynb #61f1a001
 def _plain(value: object) -> bool:
@@ -230,7 +237,9 @@ def register(
     own = own if isinstance(own, Own) else Own(own)
     if not callable(own.loss):
         raise ValueError(f"a loss is a torch module, or a class or function that makes one; got {own.loss!r:.60}")
-    name = name or own.row()
+    name = str(name or own.row())
+    lookup("protocol", own.protocol, ("roth", "sec"))
+    check_numbers("row", least=1, whole=True, samples_per_class=own.samples_per_class)
     if name in METHODS and name not in OWN:
         raise ValueError(f"{name!r} is a row of the study: give yours another name, Own(loss, name=...)")
     by_name = own.miner if isinstance(own.miner, str) else None
@@ -250,16 +259,15 @@ def try_out(
 ) -> None:  # raises ValueError
     "Refuse a loss that is not one finite number, or does not depend on the embeddings"
     (loss, miner), rng, slopes = OWN[name].parts(n_classes, dim), generator(0, "try out"), []
-    labels = torch.arange(min(8, n_classes)).repeat_interleave(3)
+    labels = torch.linspace(0, n_classes - 1, min(8, n_classes)).long().repeat_interleave(3)
     for size in (1.0, 0.1):
         f = (size * torch.randn(len(labels), dim, generator=rng)).requires_grad_()
         try:
             how = () if miner is None else (rng,) * (len(inspect.signature(miner.__call__).parameters) > 2)
             value = loss(f, labels, *(() if miner is None else (miner(f.detach(), labels, *how),)))
         except Exception as error:
-            shape, why = (*f.shape,), f"{type(error).__name__}: {error}"
-            why = str(error) if isinstance(error, ValueError) else why
-            raise ValueError(f"{name} fails on embeddings {shape} and labels {(len(f),)}: {why}") from error
+            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"{name} fails on embeddings {(*f.shape,)} and labels {(len(f),)}: {why}") from error
         if not value.isfinite():
             raise ValueError(f"{name} is {value.item()} on random embeddings: a loss must be a finite number")
         (slope,) = torch.autograd.grad(value, f, allow_unused=True) if value.requires_grad else (None,)
@@ -283,15 +291,21 @@ def extend(
     source = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     if path in _read and _read[path][0] == source:
         return _read[path][1]
+    if path.suffix != ".py":
+        raise ValueError(f"{path} is no Python file: its name ends in .py")
     spec = util.spec_from_file_location(f"dmlstudy_own_{path.stem}", path)
     module = sys.modules[spec.name] = util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    mine = lambda v: isinstance(v, type) and issubclass(v, nn.Module) and v.__module__ == spec.name
-    found = {k: v for k, v in vars(module).items() if k[0] != "_" and (isinstance(v, Own | nn.Module) or mine(v))}
+    held = {k: v for k, v in vars(module).items() if k[0] != "_"}
+    kinds = [v for v in held.values() if isinstance(v, type) and v.__module__ == spec.name and issubclass(v, nn.Module)]
+    used = {base for kind in kinds for base in kind.__mro__[1:]}  # a base class is no row, nor what an Own stands for
+    used |= {x for v in held.values() if isinstance(v, Own) for x in (type(v.loss), v.loss) if isinstance(x, type)}
+    found = {k: v for k, v in held.items() if isinstance(v, Own | nn.Module) or v in kinds and v not in used}
     if not found:
         raise ValueError(f"{path} holds no loss: define a class of torch.nn.Module that is called with f and labels")
-    _read[path] = source, [register(thing, name, source) for name, thing in found.items()]
+    named = lambda thing, name: thing.name or name if isinstance(thing, Own) else name
+    _read[path] = source, [register(thing, named(thing, name), source) for name, thing in found.items()]
     return _read[path][1]

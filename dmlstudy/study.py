@@ -113,8 +113,9 @@ def _folder_fields(profile: Profile, dataset: str, protocol: str) -> dict:
     "For images of one's own: some eight epochs, 120 to 1,200 steps, measured five times"
     from dmlstudy.data.folder import load_folder
 
-    if "model" not in (fields := with_none(profile.protocols.get(protocol, {}))):
+    if not any("model" in said for said in profile.protocols.values()):
         raise ValueError("a folder of images needs a profile with a network for photographs: --profile photos")
+    fields = with_none(lookup("protocol for images of your own", protocol, profile.protocols))
     train = load_folder(dataset).train
     batch = min(fields["batch_size"], 2 * (len(train) // 5))
     steps = 60 * min(max(round(8 * len(train) / batch / 60), 2), 20)

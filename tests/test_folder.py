@@ -52,7 +52,7 @@ def test_methods_are_ranked_on_a_folder(photos, capsys):
         ("nowhere", "there is no folder"),
         ("photos/colour 1", "holds no images in class folders"),
         ("list.csv", "list.csv, line 2: the image or its label is missing"),
-        ("two.csv", "two.csv, classes of two or more images: 2; 10 are needed"),
+        ("two.csv", "two.csv, classes of two or more images: 1 to train on, 1 to test on; 10 are needed"),
     ],
 )
 def test_what_cannot_be_used_gets_one_sentence(photos, capsys, name, said):

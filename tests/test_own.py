@@ -60,11 +60,11 @@ def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
     status = cli.main([*words, "--methods", "MyLoss; Circle; Anchors; Mined; Softmax"])
     told = capsys.readouterr().out
     assert status == 0 and told.count("Softmax (") == 4, told
-    table = pd.read_csv(tmp_path / "outputs/own/tables/Anchors_Circle_Mined_MyLoss.csv")
+    table = pd.read_csv(tmp_path / "outputs/own/tables/Anchors_Circle_Mined_MyLoss_glyphs_fine.csv")
     assert {*table["method"]} == {"MyLoss", "Circle", "Anchors", "Mined", "Softmax"}
     mine = table[table["yours"]]
     assert mine["difference low"].le(mine["difference high"]).all() and (mine["seeds"] == 2).all()
-    assert (tmp_path / "outputs/own/figures/Anchors_Circle_Mined_MyLoss.png").stat().st_size > 5000
+    assert (tmp_path / "outputs/own/figures/Anchors_Circle_Mined_MyLoss_glyphs_fine.png").stat().st_size > 5000
     assert not (tmp_path / "outputs/records").exists(), "the study's records stay as they are"
     status = cli.main([*words, "--methods", "MyLoss; Softmax"])
     assert status == 0 and "4 runs, 4 of them recorded; 0 to train" in capsys.readouterr().out

@@ -18,9 +18,10 @@ SHOWN = re.compile(
 def argument_lines(function: ast.FunctionDef, comments: dict[int, str]) -> list[str]:
     """One line for each argument that has a docment; it stands on one of the argument's own lines."""
     args, lines = function.args, []
+    variadic = [arg for arg in (args.vararg, args.kwarg) if arg]
     for arg in [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]:
         span = range(arg.lineno, arg.end_lineno + 3) if arg else ()
-        others = {a.lineno for a in [*args.args, *args.kwonlyargs, args.kwarg] if a and a is not arg}
+        others = {a.lineno for a in [*args.args, *args.kwonlyargs, *variadic] if a is not arg}
         for line in span:
             if line in others or line >= function.body[0].lineno:
                 break

@@ -146,7 +146,8 @@ def download(
     source = lookup("image data set", name, SOURCES)
     if name not in ADDRESSES:
         where = f"get it from {source['page']}" if source["page"] else "its official page is served no more"
-        raise ValueError(f"{name} cannot be fetched from here: {where} ({source['terms']}), and prepare the archive.")
+        then = f"dmlstudy data prepare {name} --archive FILE"
+        raise ValueError(f"{name} cannot be fetched from here: {where} ({source['terms']}). With its archive: {then}")
     file, md5 = next(iter(ARCHIVES[name].items()))
     target = data_dir(folder) / "archives" / file
     if not target.is_file() or md5 not in (None, checksums(target)["md5"]):

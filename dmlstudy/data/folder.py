@@ -41,8 +41,12 @@ def _listed(place: Path) -> list[tuple[str, str, str]]:
             raise ValueError(f"{place}, line {n}: the image or its label is missing")
         if row.get("split") not in (None, "", "train", "test"):
             raise ValueError(f"{place}, line {n}: the split is train or test; got {row['split']!r}")
+        if any(other.get("split") for other in rows) and not row["split"]:
+            raise ValueError(f"{place}, line {n}: it has no split, and others have one")
         if (first := lines.setdefault(os.path.normpath(row["image"].strip()), n)) < n:
             raise ValueError(f"{place}, line {n}: {row['image']} stands in line {first}, too")
+    if not rows:
+        raise ValueError(f"{place} names no image")
     return [(row["label"].strip(), row["image"].strip(), row.get("split") or "") for row in rows]
 
 
@@ -50,8 +54,8 @@ def folder_rows(
     place: Path,  # a folder of class folders, or with a labels.csv, or a CSV file
 ) -> list[tuple[str, str, str]]:  # label, path relative to the folder, split (train, test or nothing)
     "The images that a folder or a list names"
-    if place.suffix == ".csv" or (place / "labels.csv").is_file():
-        return _listed(place if place.suffix == ".csv" else place / "labels.csv")
+    if place.suffix.lower() == ".csv" or (place / "labels.csv").is_file():
+        return _listed(place if place.suffix.lower() == ".csv" else place / "labels.csv")
     if not place.is_dir():
         what = f"{place} is a file: a list of images is a .csv" if place.exists() else f"there is no folder {place}"
         raise FileNotFoundError(what)
@@ -64,8 +68,12 @@ def folder_rows(
 
 # %% ../../nbs/16_data.folder.ipynb #8cd94220
 def _digest(folder: Path, rows: list[tuple]) -> str:
-    size = lambda name: (folder / name).stat().st_size if (folder / name).is_file() else None
-    return hashlib.sha256(repr([(*row, size(row[1])) for row in rows]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256()
+    for row in rows:
+        file = folder / row[1]
+        content = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+        digest.update(repr((*row, content)).encode())
+    return digest.hexdigest()[:8]
 
 
 def resolve_folder(
@@ -77,7 +85,7 @@ def resolve_folder(
     if name == FOLDER:
         raise ValueError("folder: names no folder; give one, such as folder:birds")
     place = Path(name.removeprefix(FOLDER)).expanduser().resolve()
-    return f"{FOLDER}{place}#{_digest(place.parent if place.suffix == '.csv' else place, folder_rows(place))}"
+    return f"{FOLDER}{place}#{_digest(place.parent if place.suffix.lower() == '.csv' else place, folder_rows(place))}"
 
 # %% ../../nbs/16_data.folder.ipynb #562eb509
 def _halves(split: Split, given: list[str]) -> dict[str, Split]:
@@ -93,29 +101,43 @@ def _halves(split: Split, given: list[str]) -> dict[str, Split]:
     return {"train": keep_classes(split, sorted(order[: n // 2])), "test": keep_classes(split, sorted(order[n // 2 :]))}
 
 
+def _in_pairs(split: Split, left_out: dict[str, str]) -> Split:
+    "The classes of two or more images; what is left out is noted"
+    enough = (split.counts() >= 2).nonzero()[:, 0].tolist()
+    alone = (path for path, y in zip(split.images.paths, split.labels.tolist(), strict=True) if y not in enough)
+    left_out |= dict.fromkeys(alone, "the only image of its class")
+    return keep_classes(split, enough)
+
+
+def _passed_over(folder: Path, rows: list[tuple]) -> dict[str, str]:  # path -> why
+    "What lies in class folders and is not taken for an image"
+    read = {path for _, path, _ in rows}
+    classes = [entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."]
+    found = (f"{name}/{entry.name}" for name in classes for entry in os.scandir(folder / name) if entry.name[0] != ".")
+    return dict.fromkeys(sorted({*found} - read), f"no file that ends in {', '.join(_IMAGES)}")
+
+# %% ../../nbs/16_data.folder.ipynb #loadfold
 @functools.lru_cache(maxsize=2)
 def load_folder(
     name: str,  # as from `resolve_folder`
 ) -> Data:  # class-disjoint, unless the list says otherwise
     "A folder of images as a data set"
     place = Path(_DIGEST.sub("", resolve_folder(name)).removeprefix(FOLDER))
-    folder, rows = place.parent if place.suffix == ".csv" else place, folder_rows(place)
+    folder, rows = place.parent if place.suffix.lower() == ".csv" else place, folder_rows(place)
     if (found := _DIGEST.search(name)) and found[1] != _digest(folder, rows):
         raise ValueError(f"{place} has changed since this run was named: ask for folder:{place} anew")
     names = sorted({label for label, *_ in rows})
     whole = Split(Files(folder, [r[1] for r in rows]), torch.tensor([names.index(r[0]) for r in rows]), tuple(names))
     parts, bad = verify({"all": whole}, strict=False)
-    whole = parts["all"]
-    said = {path: split for _, path, split in rows}
-    enough = (whole.counts() >= 2).nonzero()[:, 0].tolist()
-    if len(enough) < 10:
-        why = "".join(f" Left out: {len(bad)} images, such as {path} ({said})." for path, said in [*bad.items()][:1])
-        counted = f"classes of two or more images: {len(enough)}; 10 are needed, half to train on."
-        raise ValueError(f"in {place}, {counted}{why}")
-    alone = [path for path, y in zip(whole.images.paths, whole.labels.tolist(), strict=True) if y not in enough]
-    bad = {**bad, **dict.fromkeys(alone, "the only image of its class")}
-    whole = keep_classes(whole, enough)
+    bad |= {} if folder != place or (place / "labels.csv").is_file() else _passed_over(folder, rows)
+    whole, said = _in_pairs(parts["all"], bad), {path: split for _, path, split in rows}
     splits = _halves(whole, [said[path] for path in whole.images.paths])
+    splits = {part: _in_pairs(split, bad) for part, split in splits.items()}
+    train, test = (len(split.class_names) for split in splits.values())
+    if train < 5 or test < 2 or train + test < 10 and not any(said.values()):
+        why = "".join(f" Left out: {len(bad)} images, such as {path} ({said})." for path, said in [*bad.items()][:1])
+        counted = f"classes of two or more images: {train} to train on, {test} to test on"
+        raise ValueError(f"in {place}, {counted}; 10 are needed, or with a split of your own 5 and 2.{why}")
     return Data(name, splits["train"], splits["test"], left_out=bad)
 
 # %% ../../nbs/16_data.folder.ipynb #a2403a15

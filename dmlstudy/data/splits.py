@@ -62,7 +62,7 @@ def keep_classes(
 ) -> Split:  # labels 0 to len(classes)-1
     "The images of some classes, renumbered in the order given"
     new = torch.full((len(split.class_names),), -1)
-    new[torch.as_tensor(classes)] = torch.arange(len(classes))
+    new[torch.as_tensor(classes, dtype=torch.int64)] = torch.arange(len(classes))
     part = take(split, (new[split.labels] >= 0).nonzero()[:, 0])
     return replace(part, labels=new[part.labels], class_names=tuple(split.class_names[c] for c in classes))
 

@@ -141,6 +141,7 @@ class MarginLoss(Loss):
         margin: half the width of the gap around beta
         beta: first value of beta; 0.6 is the other published one
         beta_lr: learning rate of beta
+        learn_beta: train beta with the network
         normalizer: divide by the number of triplets with an active term, or of active "pairs"
         variant: published: distance sqrt(d² + 1e-8)
     """
@@ -153,7 +154,7 @@ class MarginLoss(Loss):
         margin: float = 0.2,  # half the width of the gap around beta
         beta: float = 1.2,  # first value of beta; 0.6 is the other published one
         beta_lr: float = 5e-4,  # learning rate of beta
-        learn_beta: bool = True,
+        learn_beta: bool = True,  # train beta with the network
         normalizer: str = "triplets",  # divide by the number of triplets with an active term, or of active "pairs"
         variant: str = "corrected",  # published: distance sqrt(d² + 1e-8)
     ):

@@ -119,8 +119,7 @@ def structure(
 def evaluate(
     f: Tensor | np.ndarray,  # raw embeddings, (N, D); of the queries where there is a gallery
     labels: Tensor | np.ndarray,  # (N,), integers
-    metrics: Sequence[str] | Mapping[str, tuple[str, int]] | None = None,  # names, or what `check_names` made of
-    # them; None: DEFAULT, or the part of it that a gallery allows
+    metrics: Sequence[str] | Mapping[str, tuple[str, int]] | None = None,  # names, or from `check_names`; None: DEFAULT
     f_gallery: Tensor | np.ndarray | None = None,  # (M, D); None: each image is searched among the others
     labels_gallery: Tensor | np.ndarray | None = None,  # (M,)
     normalize: bool = True,  # measure on the unit sphere; norms are always of the raw embeddings
@@ -136,7 +135,7 @@ def evaluate(
     Args:
         f: raw embeddings, (N, D); of the queries where there is a gallery
         labels: (N,), integers
-        metrics: names, or what `check_names` made of
+        metrics: names, or from `check_names`; None: DEFAULT
         f_gallery: (M, D); None: each image is searched among the others
         labels_gallery: (M,)
         normalize: measure on the unit sphere; norms are always of the raw embeddings

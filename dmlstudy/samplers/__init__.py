@@ -31,7 +31,7 @@ def make_sampler(
     name: str,  # name in SAMPLERS
     labels: Tensor | Sequence[int],  # (N,), integers: the class of each image of the data set
     batch_size: int,  # images in a batch
-    seed: int = 0,
+    seed: int = 0,  # of all draws
     **hyperparameters,  # the sampler's own, such as samples_per_class
 ) -> LabelSampler:  # for DataLoader(batch_sampler=...); its `bank` is a MemoryBank or None
     """A batch sampler by name
@@ -40,6 +40,7 @@ def make_sampler(
         name: name in SAMPLERS
         labels: (N,), integers: the class of each image of the data set
         batch_size: images in a batch
+        seed: of all draws
         hyperparameters: the sampler's own, such as samples_per_class
     """
     return make_named("sampler", name, SAMPLERS, labels, batch_size, seed, **hyperparameters)

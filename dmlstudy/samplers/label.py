@@ -9,6 +9,7 @@ __all__ = ['ImagesByClass', 'EpochSampler', 'LabelSampler', 'SPCSampler', 'SPCRS
 import warnings
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -24,10 +25,12 @@ class ImagesByClass:
         self,
         labels: Tensor | Sequence[int],  # (N,), integers, any values
     ):
-        try:
-            labels = torch.as_tensor(labels).cpu()
-        except (TypeError, ValueError):  # words
-            raise ValueError("labels must be integers: use np.unique(labels, return_inverse=True)[1]") from None
+        if not isinstance(labels, Tensor):  # a list, or a column of pandas, whatever its index
+            labels = np.asarray(labels)
+            if labels.dtype.kind not in "iubf":
+                raise ValueError("labels must be integers: use np.unique(labels, return_inverse=True)[1]")
+            labels = torch.from_numpy(labels.astype(np.int64) if labels.dtype.kind in "iu" else labels)
+        labels = labels.cpu()
         if labels.ndim != 1 or not len(labels):
             raise ValueError(f"labels must have shape (N,) with N > 0; got {tuple(labels.shape)}")
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

@@ -435,7 +435,7 @@ def _all_hooks(run: Run, folder: Path | None, given: Sequence) -> list:
 
 # %% ../../nbs/89_train.ipynb #c4f9927f
 def fit(
-    run: Run,
+    run: Run,  # as from `make_run`
     device: torch.device | str | None = None,  # None: a GPU if there is one
     folder: str | Path | None = None,  # for checkpoints, and weights at the end; None: nothing is written
     hooks: Sequence | None = None,  # such as Progress(); a Guard and, with a folder, a Checkpoint are always there
@@ -444,6 +444,7 @@ def fit(
     """Train and measure one run; equal runs give equal records, on a GPU but for its rounding
 
     Args:
+        run: as from `make_run`
         device: None: a GPU if there is one
         folder: for checkpoints, and weights at the end; None: nothing is written
         hooks: such as Progress(); a Guard and, with a folder, a Checkpoint are always there

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Run, generator, lookup, write_atomically
-from ..data.files import Files, verify
+from ..data.files import Files, _state, verify
 from ..feeds import Feed, FileFeed, data_of, feed_of, splits_of
 from ..methods import METHODS
 from ..models import FROZEN_STEMS, EmbeddingNet, make_model, weights_sha256
@@ -211,13 +211,12 @@ def resolve(
 # %% ../../nbs/81_train.state.ipynb #11a18edf
 def material(
     state: State,
-) -> dict[str, int | str]:  # images of each split, a hash of their files' names and sizes, one of the weight file
+) -> dict[str, int | str]:  # images of each split, a hash of their files' names and states, one of the weight file
     "What a run is made from"
     held = {part: len(labels) for part, labels in state.feed.labels.items()}
     for part, split in getattr(state.feed, "splits", {}).items():
         if isinstance(split.images, Files):
-            sizes = ((name, split.images.folder / name) for name in split.images.paths)
-            listed = "\n".join(f"{name}\0{file.stat().st_size if file.is_file() else None}" for name, file in sizes)
+            listed = "\n".join(f"{name}\0{_state(split.images.folder / name)}" for name in split.images.paths)
             held[f"files of {part}"] = hashlib.sha256(listed.encode()).hexdigest()
     digest = weights_sha256(state.run.model, state.run.weights)
     return held | ({"weights": digest} if digest else {})
