@@ -57,7 +57,8 @@ def names(
     mark: str = ",",  # what separates names within a word
 ) -> list[str]:  # each once, in the order given
     "Names as people write them"
-    found = [*dict.fromkeys(name.strip() for word in words for name in word.split(mark) if name.strip())]
+    parts = (part for word in words for part in ([word] if word.startswith("folder:") else word.split(mark)))
+    found = [*dict.fromkeys(part.strip() for part in parts if part.strip())]
     if words and not found:
         raise ValueError(f"{' '.join(words)!r} holds no name: give one, or leave the option out for all")
     return found

@@ -210,7 +210,8 @@ def hyperparameters_of(made: type) -> dict:  # name -> default
         parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
         found |= {p.name: p.default for p in parameters if not p.kind.name.startswith("VAR")}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return found
+            break
+    return found
 
 
 def make_named(
@@ -248,9 +249,7 @@ def check_numbers(
     kind = f"{'an integer' if whole else 'a number'}{' or None' if none else ''}"
     limits = [f"above {over}"] if over is not None else [f"at least {least}"] if least > -math.inf else []
     limits += [f"{word} {end}" for word, end in (("below", under), ("at most", most)) if end < math.inf]
-    for name, x in given.items():
-        if none and x is None:
-            continue
+    for name, x in ((name, x) for name, x in given.items() if not (none and x is None)):
         sound = isinstance(x, Integral if whole else Real) and not isinstance(x, bool) and math.isfinite(x)
         if not sound or not (x >= least if over is None else x > over) or not (x < under and x <= most):
             of = owner if isinstance(owner, str) else type(owner).__name__
