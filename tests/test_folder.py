@@ -44,6 +44,20 @@ def test_methods_are_ranked_on_a_folder(photos, capsys):
     assert (photos / "outputs/own/figures" / f"{table.stem}.png").is_file()
     assert cli.main([*words, "--methods", "ImageNet; Softmax"]) == 0
     assert "2 runs, 2 of them recorded; 0 to train" in capsys.readouterr().out
+    assert cli.main([*words, "--methods", "ImageNet"]) == 0
+    assert {*pd.read_csv(table)["method"]} == {"ImageNet", "Softmax"}, "what is recorded stays in the ranking"
+
+
+def test_other_pictures_of_equal_size_are_another_data_set(photos):
+    """Names and sizes alone would give the same: uncompressed pictures of one shape have one size."""
+    place = photos / "bitmaps"
+    for c in range(10):
+        (place / f"{c}").mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (20, 20), (c, i, 0)).save(place / f"{c}/{i}.bmp")
+    before = resolve_folder(f"folder:{place}")
+    Image.new("RGB", (20, 20), "white").save(place / "0/0.bmp")
+    assert resolve_folder(f"folder:{place}") != before
 
 
 @pytest.mark.parametrize(
