@@ -106,6 +106,27 @@ def test_a_file_without_losses_is_refused(tmp_path, capsys, text, said):
     assert said in capsys.readouterr().err
 
 
+def test_an_own_names_its_row_and_bases_are_none(tmp_path):
+    file = tmp_path / "my_method.py"
+    file.write_text("""
+import torch
+from dmlstudy import Own
+
+class Base(torch.nn.Module):
+    def forward(self, f, labels):
+        return self.sign * torch.pdist(f).mean()
+
+class Apart(Base):
+    sign = -1.0
+
+class Together(Base):
+    sign = 1.0
+
+mine = Own(Apart, name="My row")
+""")
+    assert own.extend(file) == ["Together", "My row"]
+
+
 def test_two_of_one_name_are_refused():
     from pytorch_metric_learning import losses, miners
 
