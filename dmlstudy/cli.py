@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .core import cache_dir, lookup
 from .records import outputs, shown
-from .study import EXPERIMENTS, PROFILES, Job, jobs_of, methods_of
+from .study import EXPERIMENTS, PROFILES, Job, jobs_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -169,6 +169,7 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
     from dmlstudy.batch import run_batch
     from dmlstudy.comparison import _NO_ROWS, _search_choice, _try_all, said, standing, verdicts, write_comparison_of
+    from dmlstudy.methods import METHODS
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
 
@@ -195,8 +196,8 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     if not failures:
         _search_choice(methods, datasets, args.profile, load_record)
         failures = execute(jobs)
-    asked = names(args.methods, ";")  # beside them stands what is recorded for these images
-    ranked = [*dict.fromkeys([*asked, *methods_of(args.profile, folders[0])])] if folders else None
+    others = [name for name, row in METHODS.items() if row.protocol in profile.protocols]  # recorded for these images?
+    ranked = [*dict.fromkeys([*names(args.methods, ";"), *others])] if folders else None
     table = standing(methods, datasets, seeds, args.profile, ranked)
     if methods and not table["yours"].any():
         print("none of yours is trained: there is nothing to compare")
@@ -272,7 +273,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.core import asset, write_atomically
     from dmlstudy.methods import METHODS
     from dmlstudy.records import lean, write_batch
-    from dmlstudy.study import choose
+    from dmlstudy.study import choose, methods_of
 
     notebooks()  # without them nothing can be run
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0

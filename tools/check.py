@@ -70,7 +70,8 @@ def run(name: str, commands: list[list[str]], changed: str) -> str:
             return f"{' '.join(command)} failed"
     after = snapshot()
     paths = sorted(before.keys() | after.keys())
-    moved = [path for path in paths if not alike(before.get(path), after.get(path), Path(path).suffix)]
+    kind = lambda path: Path(path).suffix if path.startswith("outputs/") else ""  # all else is text by hand or export
+    moved = [path for path in paths if not alike(before.get(path), after.get(path), kind(path))]
     return f"{changed}\n  " + "\n  ".join(moved[:20]) if moved else ""
 
 

@@ -35,13 +35,13 @@ def _listed(place: Path) -> list[tuple[str, str, str]]:
         raise ValueError(f"{place} is no CSV in UTF-8, save it as such ({error})") from None
     if missing := {"image", "label"} - {*columns}:
         raise ValueError(f"{place} has no column {' and no column '.join(sorted(missing))}: it needs image and label")
-    lines = {}
+    lines, parted = {}, any(row.get("split") for row in rows)
     for n, row in enumerate(rows, 2):
         if not (row["image"] or "").strip() or not (row["label"] or "").strip():
             raise ValueError(f"{place}, line {n}: the image or its label is missing")
         if row.get("split") not in (None, "", "train", "test"):
             raise ValueError(f"{place}, line {n}: the split is train or test; got {row['split']!r}")
-        if any(other.get("split") for other in rows) and not row["split"]:
+        if parted and not row["split"]:
             raise ValueError(f"{place}, line {n}: it has no split, and others have one")
         if (first := lines.setdefault(os.path.normpath(row["image"].strip()), n)) < n:
             raise ValueError(f"{place}, line {n}: {row['image']} stands in line {first}, too")
@@ -103,18 +103,17 @@ def _halves(split: Split, given: list[str]) -> dict[str, Split]:
 
 def _in_pairs(split: Split, left_out: dict[str, str]) -> Split:
     "The classes of two or more images; what is left out is noted"
-    enough = (split.counts() >= 2).nonzero()[:, 0].tolist()
-    alone = (path for path, y in zip(split.images.paths, split.labels.tolist(), strict=True) if y not in enough)
+    pairs = split.counts() >= 2
+    alone = (path for path, two in zip(split.images.paths, pairs[split.labels].tolist(), strict=True) if not two)
     left_out |= dict.fromkeys(alone, "the only image of its class")
-    return keep_classes(split, enough)
+    return keep_classes(split, pairs.nonzero()[:, 0].tolist())
 
 
 def _passed_over(folder: Path, rows: list[tuple]) -> dict[str, str]:  # path -> why
     "What lies in class folders and is not taken for an image"
-    read = {path for _, path, _ in rows}
     classes = [entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."]
     found = (f"{name}/{entry.name}" for name in classes for entry in os.scandir(folder / name) if entry.name[0] != ".")
-    return dict.fromkeys(sorted({*found} - read), f"no file that ends in {', '.join(_IMAGES)}")
+    return dict.fromkeys(sorted({*found} - {path for _, path, _ in rows}), f"no file that ends in {', '.join(_IMAGES)}")
 
 # %% ../../nbs/16_data.folder.ipynb #loadfold
 @functools.lru_cache(maxsize=2)
@@ -126,8 +125,8 @@ def load_folder(
     folder, rows = place.parent if place.suffix.lower() == ".csv" else place, folder_rows(place)
     if (found := _DIGEST.search(name)) and found[1] != _digest(folder, rows):
         raise ValueError(f"{place} has changed since this run was named: ask for folder:{place} anew")
-    names = sorted({label for label, *_ in rows})
-    whole = Split(Files(folder, [r[1] for r in rows]), torch.tensor([names.index(r[0]) for r in rows]), tuple(names))
+    rank = {label: i for i, label in enumerate(sorted({label for label, *_ in rows}))}
+    whole = Split(Files(folder, [r[1] for r in rows]), torch.tensor([rank[r[0]] for r in rows]), tuple(rank))
     parts, bad = verify({"all": whole}, strict=False)
     bad |= {} if folder != place or (place / "labels.csv").is_file() else _passed_over(folder, rows)
     whole, said = _in_pairs(parts["all"], bad), {path: split for _, path, split in rows}
