@@ -27,12 +27,12 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .core import cache_dir, lookup
-from .records import outputs, shown
-from .study import EXPERIMENTS, PROFILES, Job, jobs_of
+from .core import Run, cache_dir, lookup, outputs
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from dmlstudy.study import Job
 
 # %% ../nbs/99_cli.ipynb #45937b48
 def numbers(
@@ -46,7 +46,9 @@ def numbers(
             raise ValueError(f"{word!r} is no seed: write them as 0 2 5-7")
         if int(last or first) < int(first):
             raise ValueError(f"{word!r} holds no seed, as it ends before it begins: write {last}-{first}")
-        found += range(int(first), int(last or first) + 1)
+        found += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
+        if len(found) > 100_000:
+            raise ValueError(f"{word!r} holds {int(last or first) - int(first) + 1:,} seeds: 100,000 are the most")
     if words and not found:
         raise ValueError(f"{' '.join(words)!r} holds no seed: write them as 0 2 5-7, or leave --seeds out for all")
     return [*dict.fromkeys(found)]
@@ -70,15 +72,19 @@ def _count(word: str) -> int | None:  # processes; None for 0: as many as there 
     return int(word) or None
 
 
-def _asked_jobs(args: argparse.Namespace) -> list[Job]:
+def _asked_jobs(args: argparse.Namespace) -> "list[Job]":
+    from dmlstudy.study import jobs_of
+
     chosen = names(args.experiments), names(args.datasets), numbers(args.seeds), names(args.methods, ";")
     return jobs_of(args.profile, *chosen, strict_data=not args.no_strict_data)
 
 # %% ../nbs/99_cli.ipynb #87f00f54
 def _run(args: argparse.Namespace) -> int:  # exit status
-    "Train what is missing, then make results, tables, figures and report"
-    from dmlstudy.batch import fresh_outputs, notebooks, run_batch, take_fresh
-    from dmlstudy.report import collect
+    "Train what is missing, then make tables, figures and report"
+    from dmlstudy.batch import fresh_outputs, take_fresh
+    from dmlstudy.records import batch_file, recorded
+    from dmlstudy.report import collect, custom_table, notebooks, show
+    from dmlstudy.study import all_runs
 
     notebooks()  # without them nothing can be run, and nothing is written
     if args.resources and not args.scheduler:
@@ -86,28 +92,48 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     if args.extend or any(name.startswith("folder:") for name in args.datasets):
         return _run_own(args)
     jobs, began = _asked_jobs(args), time.perf_counter()
+    runs = all_runs(jobs)
     with fresh_outputs() if args.fresh else nullcontext():
         if args.dry_run:
             return _dry_run(jobs, args.jobs)
-        if args.scheduler:
-            failures = _on_cluster(args.scheduler, jobs, args.resources)
-        else:
-            failures = run_batch(jobs, args.jobs)
+        new = {run for run in runs if not recorded(run)}
+        failures = _train(args, runs)
     if args.fresh and not failures:
-        _print_changes(take_fresh(jobs), len({run for job in jobs for run in job.runs()}))
-    failures += collect(args.profile, jobs)
+        _print_changes(take_fresh(runs, args.replace), len(runs))
+    if beside := collect(args.profile, runs):
+        print(f"beside the plan of profile {args.profile}, kept in {outputs() / 'custom'}:")
+        print(custom_table(beside, args.profile).to_string(index=False))
+    drawn = [job for job in jobs if new.intersection(job.runs()) and all(map(recorded, job.runs()))]
+    if batch_file(args.profile).is_file():
+        failures += show(args.profile, drawn, args.jobs)
+    else:
+        print(f"profile {args.profile} has no finished run yet: no tables were made")
     return _end(args.profile, failures, began)
 
+# %% ../nbs/99_cli.ipynb #220deed7
+def _train(args: argparse.Namespace, runs: Sequence[Run]) -> list:  # failures
+    "Train what is missing, on this machine or on the workers of a scheduler"
+    from dmlstudy.batch import run_batch
 
-def _print_changes(changed: dict[str, dict[str, float]], n: int) -> None:
+    if args.scheduler:
+        return _on_cluster(args.scheduler, runs, args.resources, args.extend)
+    return run_batch(runs, args.jobs, extend=args.extend)
+
+# %% ../nbs/99_cli.ipynb #8fa59b71
+def _print_changes(found: dict, n: int) -> None:  # as from `take_fresh`
+    changed, other = found["changed"], found["other"]
     print(f"{n} runs trained anew, {len(changed)} of them with other values than recorded before")
     for run, values in changed.items():
         print(f"  {run}")
         print(*(f"    {name}: differs by up to {value:.3g}" for name, value in values.items()), sep="\n")
+    if other:
+        print(
+            f"{other} of them on another processor than before: what was recorded stays; --replace takes the new ones"
+        )
 
-
-def _on_cluster(address: str, jobs: Sequence[Job], resources: Sequence[str] = ()) -> list:
-    "Execute notebooks on the workers of a Dask scheduler; resources (NAME=NUMBER) are what each needs of a worker"
+# %% ../nbs/99_cli.ipynb #9b411e96
+def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = (), extend: str | None = None) -> list:
+    "Train runs on the workers of a Dask scheduler; resources (NAME=NUMBER) are what each needs of a worker"
     from dmlstudy.batch import run_batch
 
     try:
@@ -122,7 +148,7 @@ def _on_cluster(address: str, jobs: Sequence[Job], resources: Sequence[str] = ()
         if not workers:
             raise ValueError(f"the scheduler at {address} has no workers")
         executor = client.get_executor(pure=False, **({"resources": needs} if needs else {}))
-        return run_batch(jobs, workers, executor)
+        return run_batch(runs, workers, executor, extend)
 
 # %% ../nbs/99_cli.ipynb #0e47e402
 _RANKED = ("ImageNet", "Margin (D, beta=1.2)", "MultiSimilarity", "Triplet (D)", "ProxyNCA", "Softmax")
@@ -156,8 +182,8 @@ def _keep_best(name: str, methods: list[str], seeds: list[int], profile: str, st
         return
     if len(levels := training_levels(methods, name, seeds, profile)):
         told = levels_said(levels)
-        print(write_table(f"{stem}_training", levels, levels.round(1), told, "", "own"), told, sep="\n")
-    folder = outputs() / "own" / "models" / stem
+        print(write_table(f"{stem}_training", levels, levels.round(1), told, "", "custom"), told, sep="\n")
+    folder = outputs() / "custom" / "models" / stem
     card = json.loads((folder / "card.json").read_text()) if (folder / "card.json").is_file() else {}
     if card.get("run") != asdict(best):
         card = keep_model(best, folder)
@@ -167,18 +193,19 @@ def _keep_best(name: str, methods: list[str], seeds: list[int], profile: str, st
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
-    from dmlstudy.batch import run_batch
     from dmlstudy.comparison import _NO_ROWS, _search_choice, _try_all, said, standing, verdicts, write_comparison_of
     from dmlstudy.methods import METHODS
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
+    from dmlstudy.report import collect
+    from dmlstudy.study import PROFILES, all_runs, jobs_of
 
     if args.fresh or args.experiments:
         raise ValueError("--extend and folders of images go without --fresh and --experiments: they train what is new")
-    if args.extend:  # for the notebooks, too
-        os.environ["DMLSTUDY_EXTEND"] = str(Path(args.extend).resolve())
+    if args.extend:
+        args.extend = str(Path(args.extend).resolve())
     began, folders = time.perf_counter(), _own_images(args)
-    own = extend()  # also where methods are named: some of them may be in that file
+    own = extend(args.extend) if args.extend else []  # also where methods are named: some of them may be in that file
     args.methods = [";".join(names(args.methods, ";") or [*own, *(_RANKED if folders else ())])]
     args.experiments, profile = ["objectives"], PROFILES[args.profile]
     jobs = _asked_jobs(args)
@@ -190,12 +217,11 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     trials = jobs_of(args.profile, ["search"], searched, seed, methods) if seed and searched and methods else []
     if args.dry_run:
         return _dry_run([*trials, *jobs], args.jobs)
-    cluster, needs = args.scheduler, args.resources
-    execute = lambda jobs: _on_cluster(cluster, jobs, needs) if cluster else run_batch(jobs, args.jobs)
-    failures = execute(trials) if trials else []
+    failures = _train(args, all_runs(trials)) if trials else []
     if not failures:
         _search_choice(methods, datasets, args.profile, load_record)
-        failures = execute(jobs)
+        failures = _train(args, all_runs(jobs))
+        collect(args.profile, all_runs(jobs))
     others = [name for name, row in METHODS.items() if row.protocol in profile.protocols]  # recorded for these images?
     ranked = [*dict.fromkeys([*names(args.methods, ";"), *others])] if folders else None
     table = standing(methods, datasets, seeds, args.profile, ranked)
@@ -216,8 +242,9 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
 def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit status
     "Say where things are, and what failed"
     from dmlstudy.batch import duration, failure_table
+    from dmlstudy.records import shown
 
-    for place in ("results.csv", "tables", "figures", "claims.md", "report.html") if profile else ():
+    for place in ("tables", "figures", "claims.md", "report.html") if profile else ():
         if (shown(profile) / place).exists():
             print(f"{place:12s} {shown(profile) / place}")
     print(f"{f'profile {profile} took' if profile else 'done after'} {duration(time.perf_counter() - began)}")
@@ -226,32 +253,30 @@ def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit 
     return 1 if failures else 0
 
 # %% ../nbs/99_cli.ipynb #6833fc34
-def _dry_run(jobs: Sequence[Job], workers: int | None) -> int:  # exit status: 0 if the batch could begin
+def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status: 0 if the batch could begin
     "Say what a batch would do"
-    from dmlstudy.batch import default_workers, duration, shards, typical
-    from dmlstudy.records import recorded_keys, sound_batch
+    from dmlstudy.batch import default_workers, duration, each_known, typical
+    from dmlstudy.records import recorded_keys
 
-    known, workers = recorded_keys(), workers or default_workers()
-    seconds = typical(record for name in PROFILES for record in sound_batch(name, parts=["run", "made"]))
+    known, workers, seconds = recorded_keys(), workers or default_workers(), typical(each_known())
     rows, wanted = {}, {}
     for job in jobs:
         runs = job.runs()
         todo = [run for run in runs if run.key() not in known]
         row = rows.setdefault((job.experiment, job.dataset), [0, 0, 0.0])
         row[:] = row[0] + len(runs), row[1] + len(todo), row[2] + sum(map(seconds, todo))
-        wanted |= dict.fromkeys(todo)
+        wanted |= {run: seconds(run) for run in todo}
     print(f"{'experiment':12s} {'data set':14s} {'runs':>5s} {'recorded':>8s} {'to train':>8s}  time on one worker")
     for (experiment, dataset), (n, left, ahead) in rows.items():
         print(f"{experiment:12s} {dataset:14s} {n:5d} {n - left:8d} {left:8d}  {duration(ahead)}")
-    cut = shards(jobs, wanted, workers, seconds)
-    estimate = duration(sum(map(seconds, wanted)) / min(workers, max(len(cut), 1)))
-    print(f"{len(wanted)} runs in {len(cut)} notebooks on {workers} workers: about {estimate}")
+    estimate = duration(max(sum(wanted.values()) / workers, max(wanted.values(), default=0)))
+    print(f"{len(wanted)} runs on {workers} workers: about {estimate}")
     found = _obstacles(jobs)
     print(*(f"not possible as it is: {obstacle}" for obstacle in found), sep="\n", end="\n" if found else "")
     return 1 if found else 0
 
 
-def _obstacles(jobs: Sequence[Job]) -> list[str]:
+def _obstacles(jobs: "Sequence[Job]") -> list[str]:
     "Data sets that cannot be used, and folders that cannot be written"
     from dmlstudy.data.prepare import usable
 
@@ -269,13 +294,12 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     "Choose learning rates and weights on validation classes, and write what was chosen"
     import json
 
-    from dmlstudy.batch import gather, notebooks, run_batch
+    from dmlstudy.batch import run_batch
     from dmlstudy.core import asset, write_atomically
     from dmlstudy.methods import METHODS
-    from dmlstudy.records import lean, write_batch
-    from dmlstudy.study import choose, methods_of
+    from dmlstudy.records import batch_file, lean, load_record, merge_records
+    from dmlstudy.study import PROFILES, all_runs, choose, jobs_of, methods_of
 
-    notebooks()  # without them nothing can be run
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
@@ -291,11 +315,12 @@ def _search(args: argparse.Namespace) -> int:  # exit status
         if args.dry_run:
             status |= _dry_run(stage, args.jobs)
             continue
-        failures += run_batch(stage, args.jobs)
+        failures += run_batch(all_runs(stage), args.jobs)
         if failures:
             break
-        write_batch(f"{args.profile}_search", map(lean, gather(jobs)))
-        write_atomically(asset(profile.tuned), json.dumps(choose(gather(jobs)), indent=1) + "\n")
+        trials = [load_record(run) for run in all_runs(jobs)]
+        merge_records(batch_file(f"{args.profile}_search"), map(lean, trials))
+        write_atomically(asset(profile.tuned), json.dumps(choose(trials), indent=1) + "\n")
         print(f"chosen so far: {asset(profile.tuned)}")
     return status if args.dry_run else _end(args.profile, failures, began)
 
@@ -316,11 +341,30 @@ def _status(args: argparse.Namespace) -> int:  # exit status
 
 # %% ../nbs/99_cli.ipynb #361cd7c5
 def _tables(args: argparse.Namespace) -> int:  # exit status
-    "Make results, tables, figures and report from the kept records of a profile; trains nothing"
+    "Make tables, figures and report from the kept records of a profile; trains nothing"
     from dmlstudy.report import show
 
     began = time.perf_counter()
     return _end(args.profile, show(args.profile, workers=args.jobs), began)
+
+
+def _values(args: argparse.Namespace) -> int:  # exit status
+    "Write every value of every recorded run of a profile to a file, a value a row"
+    from dmlstudy.records import shown, write_values
+    from dmlstudy.report import values
+
+    print(write_values(shown(args.profile) / "results", values(args.profile)))
+    return 0
+
+
+def _drop(args: argparse.Namespace) -> int:  # exit status
+    "Take records out by their keys, and keep a copy of each aside"
+    from dmlstudy.records import drop_records, recorded
+
+    if missing := [key for key in args.key if not recorded(key)]:
+        raise ValueError(f"there is no record under {', '.join(missing)} in {outputs()}")
+    drop_records(args.key)
+    return 0
 
 # %% ../nbs/99_cli.ipynb #e7a1c006
 def _array(file: str) -> "np.ndarray":
@@ -374,6 +418,7 @@ def _list(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, data sets and methods, with a word on each"
     from dmlstudy.data import DATASETS
     from dmlstudy.methods import METHODS, role
+    from dmlstudy.study import EXPERIMENTS, PROFILES
 
     parts = {
         "profiles": {name: p.about for name, p in PROFILES.items()},
@@ -499,9 +544,11 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "extend": _option("--extend", "a Python file with losses of your own", metavar="FILE"),
     "jobs": _option("--jobs -j", "processes side by side (default: one a GPU, or a core)", type=_count, metavar="N"),
     "scheduler": _option("--scheduler", "a Dask scheduler with workers, such as tcp://host:8786", metavar="ADDRESS"),
-    "resources": _many("--resources", "with --scheduler: what a notebook needs of a worker", "NAME=N"),
+    "resources": _many("--resources", "with --scheduler: what a run needs of a worker", "NAME=N"),
     "dry_run": _switch("--dry-run", "say what would run, whether it can, and how long it may take"),
     "fresh": _switch("--fresh", "train all of it anew, also what is recorded, and say which values differ"),
+    "replace": _switch("--replace", "with --fresh: also take values that another processor made"),
+    "key": _option("key", "of a run, 12 letters and digits", nargs="+", metavar="KEY"),
     "any_data": _switch("--no-strict-data", "take other numbers of images, leave out those that cannot be decoded"),
 }
 
@@ -530,9 +577,14 @@ _FIND_OPTIONS = {
 }
 _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS
 COMMANDS = {  # name -> function and options
-    "run": (_run, "profile experiments datasets seeds methods extend jobs scheduler resources dry_run fresh any_data"),
+    "run": (
+        _run,
+        "profile experiments datasets seeds methods extend jobs scheduler resources dry_run fresh replace any_data",
+    ),
     "status": (_status, "any_profile"),
     "tables": (_tables, "profile jobs"),
+    "values": (_values, "profile"),
+    "drop": (_drop, "key"),
     "search": (_search, "profile jobs dry_run"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels metrics csv"),
@@ -553,7 +605,10 @@ def main(
         if words and not words[0].startswith("-"):
             lookup("command", words[0], COMMANDS)
         args = _parsed(words)
+        warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
         if getattr(args, "profile", ""):
+            from dmlstudy.study import PROFILES
+
             lookup("profile", args.profile, PROFILES)
         for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
             if hasattr(signal, sign) and signal.getsignal(getattr(signal, sign)) is signal.SIG_DFL:  # not under nohup
@@ -571,6 +626,11 @@ def main(
         full = getattr(error, "errno", None) == errno.ENOSPC and not error.filename
         where = f" (nothing says which file it was: look at {outputs()}, {cache_dir()} and {gettempdir()})"
         print(f"dmlstudy: {error}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "dmlstudy").startswith("dmlstudy"):
+            raise
+        print(f"dmlstudy: this needs {error.name}: pip install 'dmlstudy[study]'", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if "home directory" not in str(error):

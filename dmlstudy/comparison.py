@@ -17,7 +17,7 @@ from .batch import record_for
 from .core import Run, check_numbers, lookup
 from .methods import METHODS
 from .records import load_record, outputs, selected, write_figure, write_table
-from .stats import class_interval, paired_differences, seeds_needed, t_interval
+from .stats import paired_differences, seeds_needed, t_interval
 from .study import PROFILES, choose, keep_choice, methods_of, run_of, search_runs
 
 # %% ../nbs/98_comparison.ipynb #85bd2cd5
@@ -198,7 +198,7 @@ def write_comparison_of(
     profile: str,
     stem: str = "",  # of the files; empty: the names of your methods and of the data sets
 ) -> list[str]:  # paths of the files
-    "Write a comparison below `outputs/own`"
+    "Write a comparison below `outputs/custom`"
     from matplotlib import pyplot as plt
 
     sets = [name.rpartition("/")[2] for name in dict.fromkeys(table["dataset"])]
@@ -217,7 +217,10 @@ def write_comparison_of(
 def _group_jackknife(scores: Callable, labels: np.ndarray, rng: np.random.Generator, level: float) -> dict:
     "Bounds of each metric that `scores(rows)` gives, from ten tenths of the classes left out in turn"
     group = rng.permutation(np.arange(labels.max() + 1) % 10)[labels]
-    whole, parts = scores(group >= 0), [scores(group != g) for g in tqdm(range(10), "tenths left out", leave=False)]
+    whole, parts = (
+        scores(group >= 0),
+        [scores(group != g) for g in tqdm(range(10), "tenths left out", leave=False, delay=5)],
+    )
     half = lambda name: stats.t.isf((1 - level) / 2, 9) * np.std([part[name] for part in parts]) * 3  # (G - 1) / G sum
     return {name: (value, value - half(name), value + half(name)) for name, value in whole.items()}
 
@@ -227,8 +230,9 @@ def class_intervals(
     labels: np.ndarray,  # (N,), of any kind
     metrics: Sequence[str] | None = None,  # None: the usual ones
     level: float = 0.95,  # of the intervals
-    seed: int = 0,  # of the draws, and of k-means
-) -> pd.DataFrame:  # metric, value, low, high, interval (bootstrap or jackknife); NaN bounds under 20 classes
+    seed: int = 0,  # of the tenths, and of k-means
+    restarts: int = 5,  # of k-means, whose mean is taken
+) -> pd.DataFrame:  # metric, value, low, high; NaN bounds under 20 classes
     """Every metric of an embedding with an interval over classes
 
     Args:
@@ -236,7 +240,8 @@ def class_intervals(
         labels: (N,), of any kind
         metrics: None: the usual ones
         level: of the intervals
-        seed: of the draws, and of k-means
+        seed: of the tenths, and of k-means
+        restarts: of k-means, whose mean is taken
     """
     from dmlstudy.metrics import check_names, evaluate
     from dmlstudy.metrics.clustering import CLUSTERING
@@ -251,23 +256,12 @@ def class_intervals(
     if len(known) < 2:
         raise ValueError(f"the labels are of {len(known)} class: two are needed to tell apart")
     names = check_names(metrics)
-    rng = lambda: np.random.default_rng(seed)  # each metric has the same draws, whatever else is asked for
-    means = [name for name, (kind, _) in names.items() if kind in RETRIEVAL or name == "norm_mean"]
-    values, each = evaluate(f, labels, [n for n in means if n != "norm_mean"], per_query=True)
-    each |= {"norm_mean": np.linalg.norm(f, axis=1)} if "norm_mean" in means else {}
-    few, rows = labels.max() < 19, {}
-    for name in means:
-        x = np.asarray(each[name], float)
-        sums = np.bincount(labels, x)
-        bounds = (np.nan, np.nan) if few else class_interval(sums, np.bincount(labels), rng(), None, level, 2000)[1:]
-        rows[name] = (values.get(name, x.mean()), *bounds, "bootstrap")
-    others = [name for name in names if name not in means]
-    scores = lambda keep: evaluate(f[keep], labels[keep], others, seed=seed, progress=False)
-    if others and few:
-        rows |= {name: (value, np.nan, np.nan, "jackknife") for name, value in scores(labels >= 0).items()}
-    elif others:
-        rows |= {name: (*found, "jackknife") for name, found in _group_jackknife(scores, labels, rng(), level).items()}
-    table = pd.DataFrame([(n, *rows[n]) for n in names], columns=["metric", "value", "low", "high", "interval"])
+    scores = lambda keep: evaluate(f[keep], labels[keep], names, seed=seed, kmeans_restarts=restarts, progress=False)
+    if labels.max() < 19:
+        rows = {name: (value, np.nan, np.nan) for name, value in scores(labels >= 0).items()}
+    else:
+        rows = _group_jackknife(scores, labels, np.random.default_rng(seed), level)
+    table = pd.DataFrame([(n, *rows[n]) for n in names], columns=["metric", "value", "low", "high"])
     shares = [kind in (*RETRIEVAL, *CLUSTERING) for kind, _ in names.values()]  # the others have no upper end
     table["low"] = table["low"].clip([-1.0 if kind == "ami" else 0.0 for kind, _ in names.values()])
     return table.assign(high=table["high"].clip(upper=np.where(shares, 1.0, np.inf)))

@@ -22,30 +22,37 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from .core import Run, cache_dir, generator, lookup
-from .data import make_data
+from .data import EMBEDDED, make_data
 from .data.files import Files, _state
-from .data.glyphs import RECIPES, load_glyphs
+from .data.glyphs import SIDE
 from .data.layouts import data_dir
+from .data.omniglot import SETS
 from .data.splits import Data, Split, first_of_each_class
 from .data.transforms import TRANSFORMS, BatchTransform, Pixels, Views, make_transform, pad_pixels
 from .methods import METHODS
 from .models import FROZEN_STEMS, MODELS, make_model
-from .models.convnet import CONVNETS
+from .models.convnet import CONVNETS, SIDES
 
 # %% ../nbs/68_feeds.ipynb #bf956421
 PIXELS = ("files", "decoded", "device")  # where images on disk are read and augmented
 
 
-_glyphs = functools.lru_cache(maxsize=2)(load_glyphs)  # name, folder, transform
-_files = functools.lru_cache(maxsize=2)(make_data)  # name, folder, strict, decoded
+_files = functools.lru_cache(maxsize=2)(make_data)  # name, folder, replicate 0, strict, decoded
+
+
+@functools.lru_cache(maxsize=2)
+def _embedded(dataset: str, transform: str, side: int) -> Data:
+    return EMBEDDED[dataset](dataset, None, transform, **({"side": side} if dataset in SETS else {}))
 
 
 def data_of(run: Run) -> Data:  # of images on disk with strict_data=False without those that cannot be read
     "The data set of a run, read once for as long as the environment names the same folder"
-    lookup("way to read pixels", run.pixels, PIXELS)  # a misspelt one is no request for the decoded copy
-    if run.dataset in RECIPES:
-        return _glyphs(run.dataset, None, run.transform)
-    return _files(run.dataset, data_dir(), run.strict_data, run.pixels != "files")
+    lookup("way to read pixels", run.pixels, PIXELS)  # a wrong name does not ask for the decoded copy
+    if run.dataset in EMBEDDED:
+        whole = _embedded(run.dataset, run.transform, SIDES.get(run.model, SIDE))
+    else:
+        whole = _files(run.dataset, data_dir(), 0, run.strict_data, run.pixels != "files")
+    return whole.replicate(run.replicate, run.train_classes)
 
 # %% ../nbs/68_feeds.ipynb #99c66bb2
 def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
@@ -76,8 +83,8 @@ def in_pieces(function: Callable, x: Tensor, size: int = 2048) -> Tensor:  # (N,
 
 
 @functools.lru_cache(maxsize=1)
-def _stem_features(dataset: str, transform: str, model: str, weights: str | None, device: str) -> dict[str, Tensor]:
-    net, data = make_model(model, 1, weights).backbone.to(device).eval(), _glyphs(dataset, None, transform)
+def _stem_features(shared: Run, device: str) -> dict[str, Tensor]:
+    net, data = make_model(shared.model, 1, shared.weights).backbone.to(device).eval(), data_of(shared)
     out = {}
     for part in ("train", "test", "query", "gallery"):
         if (split := getattr(data, part)) is not None:
@@ -148,7 +155,8 @@ def _rows(split: Split, whole: Split) -> Tensor:
 
 def _embedded_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) -> dict[str, Tensor]:
     "Stem features of the splits of an embedded set"
-    whole, data = _stem_features(run.dataset, run.transform, run.model, run.weights, str(device)), data_of(run)
+    names = ("dataset", "replicate", "train_classes", "transform", "model", "weights")
+    whole, data = _stem_features(Run(**{n: getattr(run, n) for n in names}), str(device)), data_of(run)
     rows = lambda split: _rows(split, data.train)
     own = lambda part: whole["train"][rows(splits[part])] if part in ("train", "validation") else whole[part]
     return {part: own(part) for part in splits}
@@ -177,9 +185,9 @@ class Feed:
         self.stem, self.seed, self.views = not run.train_stem, run.seed, _views_of(run)
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
         self.classes = len(splits["train"].class_names)
-        self.size = 2048 if run.dataset in RECIPES else 112  # images that are measured together
+        self.size = 2048 if run.dataset in EMBEDDED else 112  # images that are measured together
         if self.stem:
-            self.inputs = (_embedded_inputs if run.dataset in RECIPES else _file_inputs)(run, splits, device)
+            self.inputs = (_embedded_inputs if run.dataset in EMBEDDED else _file_inputs)(run, splits, device)
         else:
             self.inputs = {part: split.images.to(device) for part, split in splits.items()}
         if (held := self.inputs["train"].shape[1]) < self.views:
@@ -304,11 +312,12 @@ class BatchFeed(FileFeed):
             yield self.transform[False](self.put(pixels), sizes)
 
 # %% ../nbs/68_feeds.ipynb #8aef5b75
-def reader_processes() -> int:
+def reader_processes(
+    sharing: int | None = None,  # runs at a time on this machine; None: one for each GPU
+) -> int:
     "Processes that read for one run: its share of the cores that this process may use, at most 8"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    sharing = int(os.environ.get("DMLSTUDY_SHARING") or max(torch.cuda.device_count(), 1))  # runs at a time
-    return max(1, min(8, cores // sharing))
+    return max(1, min(8, cores // (sharing or max(torch.cuda.device_count(), 1))))
 
 
 def feed_of(run: Run, splits: Mapping[str, Split], device: torch.device, workers: int = 0) -> Feed | FileFeed:
@@ -316,11 +325,13 @@ def feed_of(run: Run, splits: Mapping[str, Split], device: torch.device, workers
     if not run.model.startswith("timm:"):
         lookup("model", run.model, MODELS)
     lookup("way to read pixels", run.pixels, PIXELS)
-    embedded, kind = run.dataset in RECIPES, BatchFeed if run.pixels == "device" else FileFeed
+    embedded, kind = run.dataset in EMBEDDED, BatchFeed if run.pixels == "device" else FileFeed
     frozen = run.model in FROZEN_STEMS and not run.train_stem
     if embedded != (run.model in CONVNETS):
         fit = "a convnet" if embedded else "a network for colour images, such as resnet50"
         raise ValueError(f"{run.dataset} goes with {fit}; got model={run.model!r}")
+    if run.model in SIDES and run.dataset not in SETS:
+        raise ValueError(f"{run.model} takes images of {SIDES[run.model]} pixels, as {' and '.join(SETS)} have them")
     whole = not embedded and not lookup("transform", run.transform, TRANSFORMS)["test"]
     if whole and run.dataset != "cifar10" and run.pixels != "device":
         raise ValueError(f"transform {run.transform!r} keeps the size of an image, and is for cifar10 alone")

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['EXPERIMENTS', 'PROFILES', 'Profile', 'tuned', 'chosen_for', 'keep_choice', 'protocol_fields', 'run_of', 'setting_of',
-           'methods_of', 'trials', 'search_runs', 'scores', 'choose', 'settings_of', 'runs_of', 'Job', 'jobs_of']
+           'methods_of', 'trials', 'search_runs', 'scores', 'choose', 'settings_of', 'runs_of', 'Job', 'all_runs',
+           'jobs_of']
 
 # %% ../nbs/91_study.ipynb #a9b3641c
 import functools
@@ -40,6 +41,9 @@ class Profile:
     experiments: Mapping[str, Mapping] = field(default_factory=dict)  # name -> seeds, datasets, fields that differ
     like: str | None = None  # the profile it was derived from
     beside: str | None = None  # a profile whose records stand beside its own in tables and figures
+    replicates: tuple[int, ...] = (
+        0,
+    )  # draws of training classes, folds and seed (`Run.replicate`); 0: the seeds above
 
 # %% ../nbs/91_study.ipynb #7bbcf418
 def _merged(base: Mapping, more: Mapping) -> dict:
@@ -64,7 +68,8 @@ def _profile(name: str, written: Mapping) -> Profile:
         said = _merged(base, said)
     for part in (said, *said["experiments"].values()):
         part |= {"methods": _names(part["methods"])} if "methods" in part else {}
-    return Profile(**{**said, "datasets": tuple(said["datasets"]), "seeds": tuple(said["seeds"])})
+    lists = ("datasets", "seeds", "replicates")
+    return Profile(**said | {part: tuple(said[part]) for part in lists if part in said})
 
 
 _WRITTEN = tomllib.loads(asset("profiles.toml").read_text(encoding="utf-8"))
@@ -93,7 +98,7 @@ def chosen_for(
         found = tuned(profile)
         like = {"grocery_alternate": "grocery", "glyphs_shop": "glyphs_many"}.get(dataset)  # whose choice it takes
         return found.get(dataset, found.get(like, {})).get(method, {})
-    file = outputs() / "own" / (profile.tuned or "none")
+    file = outputs() / "custom" / (profile.tuned or "none")
     found = _chosen(file, file.stat().st_mtime) if file.is_file() else {}
     return found.get(dataset, {}).get(f"{method} {source}", {})
 
@@ -103,7 +108,7 @@ def keep_choice(
     chosen: Mapping[str, Mapping[str, dict]],  # as from `choose`, of methods of one's own
 ) -> Path:  # the file
     "Keep what the search chose for methods of one's own"
-    file = outputs() / "own" / profile.tuned
+    file = outputs() / "custom" / profile.tuned
     found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     named = {d: {f"{m} {METHODS[m].source}": fields for m, fields in rows.items()} for d, rows in chosen.items()}
     return write_atomically(file, json.dumps(_merged(found, named), indent=1) + "\n")
@@ -153,7 +158,7 @@ def run_of(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
     method: str,  # name in METHODS
-    seed: int = 0,
+    seed: int | None = 0,  # None: the replicate's own
     **more,  # fields that win over everything else
 ) -> Run:
     "The run that a profile means by a method on a data set"
@@ -176,7 +181,7 @@ def setting_of(
     run: Run,
 ) -> str:  # such as "sampler=ddm; steps=1000"; empty if it is the profile's plain run of its method
     "What a run differs in from what the profile means by its method"
-    plain = run_of(profile, run.dataset, run.method, run.seed)
+    plain = run_of(profile, run.dataset, run.method, run.seed, replicate=run.replicate)
     fields = ((name, value) for name, value in asdict(run).items() if value != getattr(plain, name))
     return "; ".join(f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in fields)
 
@@ -284,15 +289,12 @@ def runs_of(
     experiment: str,  # name in EXPERIMENTS
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
-    seed: int,
+    seed: int | None,  # None: the replicate's own
     methods: Sequence[str] | str | None = None,  # names, or one string of names separated by semicolons; None: all
     strict_data: bool = True,
+    replicate: int = 0,  # draw of training classes, folds and seed
 ) -> list[Run]:  # each once
     "The runs an experiment needs"
-    if os.environ.get("DMLSTUDY_EXTEND"):  # a file with methods of a user's own
-        from dmlstudy.own import extend
-
-        extend()
     lookup("experiment", experiment, EXPERIMENTS)
     p, chosen = lookup("profile", profile, PROFILES), methods or ()
     chosen = [m.strip() for m in chosen.split(";") if m.strip()] if isinstance(chosen, str) else [*chosen]
@@ -302,7 +304,7 @@ def runs_of(
         said = EXPERIMENTS[experiment] | p.experiments.get(experiment, {})
         rows = [*(said.get("methods") or methods_of(profile, dataset)), *said.get("more", {}).get(dataset, [])]
         rows = [m for m in chosen if m in rows or experiment == "objectives"] if chosen else rows
-        settings = settings_of(experiment, profile)
+        settings = [{"replicate": replicate, **setting} for setting in settings_of(experiment, profile)]
         found = [run_of(profile, dataset, method, seed, **setting) for method in rows for setting in settings]
     return [*dict.fromkeys(run if strict_data else replace(run, strict_data=False) for run in found)]
 
@@ -320,25 +322,32 @@ class Job:
     experiment: str
     profile: str
     dataset: str
-    seed: int
+    seed: int | None  # None: the replicate's own
     methods: str | None = None  # names separated by semicolons; None: all of the profile
     strict_data: bool = True
+    replicate: int = 0  # draw of training classes, folds and seed
 
     def runs(self) -> list[Run]:
         "What it needs"
         chosen = PROFILES[self.profile].tuned
-        files = (asset(chosen), outputs() / "own" / chosen) if chosen else ()
+        files = (asset(chosen), outputs() / "custom" / chosen) if chosen else ()
         state = tuple(file.stat().st_mtime_ns if file.exists() else None for file in files)
         state += tuple(row.source for row in METHODS.values() if row.source)
         alike = _runs_alike(self.experiment, self.profile, self.dataset, self.methods, self.strict_data, state)
-        return [replace(run, seed=self.seed) for run in alike]
+        return [replace(run, seed=self.seed, replicate=self.replicate) for run in alike]
 
     def notebook(self) -> Path:
         "Where its executed copy goes"
         shard = f"-{zlib.crc32(self.methods.encode()) & 0xFFFFFF:06x}" if self.methods else ""
         shard += "" if self.strict_data else "-any-data"
         dataset = self.dataset.rpartition("/")[2].replace("#", "-")  # of a folder of images its last name
-        return outputs() / "notebooks" / self.experiment / f"{self.profile}-{dataset}-{self.seed}{shard}.ipynb"
+        draw = f"{self.replicate}r" if self.seed is None else f"{self.seed}"
+        return outputs() / "notebooks" / self.experiment / f"{self.profile}-{dataset}-{draw}{shard}.ipynb"
+
+# %% ../nbs/91_study.ipynb #a11a0001
+def all_runs(jobs: Iterable[Job]) -> list[Run]:  # each once, in the order of the jobs
+    "The runs that some jobs need"
+    return [*dict.fromkeys(run for job in jobs for run in job.runs())]
 
 # %% ../nbs/91_study.ipynb #1fd793df
 def jobs_of(
@@ -348,6 +357,7 @@ def jobs_of(
     seeds: Sequence[int] = (),
     methods: Sequence[str] = (),
     strict_data: bool = True,
+    replicates: Sequence[int] = (),  # empty, and no seeds given: those of the profile
 ) -> list[Job]:
     "The notebook executions of a batch"
     from dmlstudy.data import DATASETS
@@ -360,14 +370,23 @@ def jobs_of(
     jobs = []
     for experiment in experiments or p.experiments:
         own = p.experiments.get(experiment, {})
-        for seed in seeds or own.get("seeds", p.seeds):
+        for seed, replicate in _draws(p, own, seeds, replicates):
             for dataset in datasets or own.get("datasets", p.datasets):
                 chosen = methods if datasets else _with_protocol(p, dataset, methods)
                 if chosen or not methods:
-                    jobs.append(Job(experiment, profile, dataset, seed, "; ".join(chosen) or None, strict_data))
+                    rows = "; ".join(chosen) or None
+                    jobs.append(Job(experiment, profile, dataset, seed, rows, strict_data, replicate))
     if not jobs:
         raise ValueError(f"no data set of profile {profile!r} has a protocol for {', '.join(methods)}")
     return jobs
+
+
+def _draws(p: Profile, own: Mapping, seeds: Sequence[int], replicates: Sequence[int]) -> list[tuple]:
+    "Seed and replicate of each repetition: the seeds asked for, else replicates where the profile draws some"
+    drawn = replicates or own.get("replicates", p.replicates if p.replicates != (0,) and "seeds" not in own else ())
+    if seeds or not drawn:
+        return [(seed, replicate) for replicate in replicates or [0] for seed in seeds or own.get("seeds", p.seeds)]
+    return [(None, replicate) for replicate in drawn]
 
 
 def _with_protocol(p: Profile, dataset: str, methods: Sequence[str]) -> list[str]:

@@ -200,6 +200,7 @@ def layout(
 # %% ../nbs/93_tables.ipynb #79fa9eeb
 _RULES = {
     "validation": "all metrics at the epoch with the best recall@1 on held-out training classes",
+    "window": "mean of three epochs around the best recall@1 on held-out training classes",
     "best_test": "each metric's own maximum over test epochs, as the papers report",
     "last": "all metrics after the last step",
 }
@@ -250,7 +251,7 @@ def write_comparison(
     caption = (
         f"{title} Values in %: mean ± half-width of the 95 % t-interval over seeds "
         "(in print: standard deviation). † marks the best value of a column and all that cannot be told apart from it "
-        "(paired t-tests over seeds at 5 %, Holm's correction); a best value that nothing is tied with is in bold. "
+        "(all pairs compared at once at 5 %, paired by seed); a best value that nothing is tied with is in bold. "
         f"Rule `{rules[0]}`: {_RULES[rules[0]]}."
     )
     note = source_note(profile, records, [*dict.fromkeys(dataset for dataset, _ in columns)])

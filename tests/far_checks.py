@@ -9,7 +9,7 @@ import pytest
 import torch
 from edge_batches import CLASSES, DIM, FINITE
 from far_device import FAR, Far, Mixed, Wait
-from test_data_images import accept, build
+from miniatures import accept, build
 from test_train import stop_at
 
 from dmlstudy import feeds, train
@@ -129,12 +129,13 @@ def test_miners(far, name):
 
 @pytest.mark.parametrize("name", sorted({*REGULARIZERS} - {"ring"}))  # ring sets its parameter's data, unseen here
 def test_regularizers(far, name):
-    f, regularizer = torch.randn(12, 8, generator=generator(4)), make_regularizer(name).to(FAR)
-    values, x = [make_regularizer(name)(f)], f.to(FAR).requires_grad_()
-    regularizer(x)  # SEC looks at the norms of its first batch
+    f, labels = torch.randn(12, 8, generator=generator(4)), torch.arange(12) // 3
+    regularizer, values = make_regularizer(name).to(FAR), [make_regularizer(name)(f, labels)]
+    x, y = f.to(FAR).requires_grad_(), labels.to(FAR)
+    regularizer(x, y)  # SEC looks at the norms of its first batch
     with far.no_waits():
         for _ in range(2):
-            values.append(regularizer(x))
+            values.append(regularizer(x, y))
             (values[-1] + balance_gradients(x).sum()).backward()
             ManifoldMixup().draw(x)(x)
     torch.testing.assert_close(values[1].detach().cpu(), values[0])

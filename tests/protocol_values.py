@@ -26,7 +26,7 @@ from dmlstudy.data.layouts import SOURCES
 from dmlstudy.data.splits import Split
 from dmlstudy.data.transforms import Scaling, Transform, draw_box, flip
 from dmlstudy.feeds import feed_of
-from dmlstudy.methods import METHODS
+from dmlstudy.methods import METHODS, SINCE_METHODS
 from dmlstudy.metrics import evaluate
 from dmlstudy.metrics.clustering import kmeans
 from dmlstudy.metrics.space import rho_of
@@ -267,7 +267,8 @@ def read_value(
     "The value in this library"
     names = row["methods"].split("; ")
     if names == ["*"]:
-        names = [n for n, m in METHODS.items() if m.loss and not m.pairs and m.protocol == row["paper"]]
+        printed = {name: m for name, m in METHODS.items() if name not in SINCE_METHODS}
+        names = [n for n, m in printed.items() if m.loss and not m.pairs and m.protocol == row["paper"]]
     read, wanted = attrgetter(row["read"]), value_of(row["print"] or row["code"])
     cases = [(d, m) for d in row["datasets"].split("; ") for m in names]
     values = {case: without_tensors(read(live(*case, row["fields"]))) for case in cases}
@@ -292,7 +293,7 @@ def verdict(
 
 
 def exists(
-    place: str,  # such as losses.ranking.TripletLoss, or study.PROFILES: lr, weight_decay
+    place: str,  # such as losses.tuples.TripletLoss, or study.PROFILES: lr, weight_decay
 ) -> bool:
     "Whether there is such a name in the library, and such fields of a run or a profile"
     place, _, fields = place.partition(": ")

@@ -11,10 +11,12 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -23,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from dmlstudy import batch, feeds, records, train
 from dmlstudy.core import make_run, write_atomically
-from dmlstudy.study import Job, jobs_of, run_of
+from dmlstudy.study import all_runs, jobs_of, run_of
 
 CHECKOUT = Path(batch.__file__).parents[1]
 ASKED = ("--profile", "drill", "--jobs", "2")  # four runs
@@ -43,20 +45,48 @@ class Study:
         self.environment["TMPDIR"] = str(self.temporary)
 
     def spoil(self, what: str) -> None:
-        """Let something happen whenever Contrastive is trained."""
-        code = (
-            "import os\nfrom dmlstudy import train\n\nfit = train.fit\n\n\ndef spoiled(run, **options):\n"
-            f"    if run.method.startswith('Contrastive'):\n        {what}\n    return fit(run, **options)\n\n\n"
-            "train.fit = spoiled"
-        )
-        source = self.folder / "nbs/experiments/objectives.ipynb"
-        notebook = json.loads(source.read_text())
-        notebook["cells"].insert(2, {**notebook["cells"][2], "id": "spoil", "metadata": {}, "source": code})
-        source.write_text(json.dumps(notebook))
+        """Let something happen whenever Contrastive is trained, in every process that is started from now on."""
+        code = f"""import importlib.abc
+import importlib.machinery
+import os
+import sys
+import time
+
+
+class Spoiled(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "dmlstudy.train":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            fit = module.fit
+
+            def spoiled(run, **options):
+                if run.method.startswith("Contrastive"):
+                    {what}
+                return fit(run, **options)
+
+            module.fit = spoiled
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Spoiled())
+"""
+        (self.folder / "spoiled").mkdir()
+        (self.folder / "spoiled/sitecustomize.py").write_text(code)
+        self.environment["PYTHONPATH"] = f"{self.folder / 'spoiled'}{os.pathsep}{CHECKOUT}"
+
+    def mend(self) -> None:
+        self.environment["PYTHONPATH"] = str(CHECKOUT)
 
     def start(self, *words: str) -> subprocess.Popen:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": self.folder}
-        heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore Ctrl-C
+        heed = lambda: [signal.signal(sign, signal.SIG_DFL) for sign in (signal.SIGINT, signal.SIGHUP)]  # nohup, shells
         main = [sys.executable, "-c", MAIN, *words]
         return subprocess.Popen(main, env=self.environment, preexec_fn=heed, **options)
 
@@ -65,8 +95,10 @@ class Study:
         told = process.communicate(timeout=300)[0]
         return process.returncode, told
 
-    def results(self) -> bytes:
-        return (self.folder / "outputs/drill/results.csv").read_bytes()
+    def results(self) -> dict[str, dict]:
+        """Key -> record in the profile's file, but for what made it."""
+        lines = (self.folder / "outputs/records/drill.jsonl").read_text().splitlines()
+        return {record["key"]: {**record, "made": 0} for record in map(json.loads, lines)}
 
     def events(self, *kinds: str) -> list[dict]:
         """The journals of all runs, with the run's key."""
@@ -78,9 +110,8 @@ class Study:
     def is_clean(self) -> None:
         """A batch that ended in any way left nothing but results."""
         assert not [*self.temporary.iterdir()]
-        assert [file.name for file in (self.folder / "outputs/live").iterdir()] == ["lock"]
-        assert all(file.stat().st_size for file in (self.folder / "outputs/notebooks").rglob("*.log"))
-        assert {file.name for file in (self.folder / "outputs/batches").iterdir()} == {"drill.json"}
+        assert {file.name for file in (self.folder / "outputs").iterdir()} <= {"runs", "records", "notebooks", "drill"}
+        assert not [*(self.folder / "outputs").rglob("*.tmp")]
 
     def trained(self) -> Counter:
         """How often each run was trained to its end."""
@@ -121,13 +152,19 @@ def small(**fields):
 
 def test_undisturbed(undisturbed):
     assert set(undisturbed.trained().values()) == {1} and len(undisturbed.trained()) == 4
-    lines = undisturbed.results().decode().splitlines()
-    assert lines[0].startswith("key,profile,dataset,method") and len(lines) > 200
+    assert len(undisturbed.results()) == 4
     copies = list((undisturbed.folder / "outputs/notebooks/objectives").glob("drill-glyphs_fine-*.ipynb"))
     assert len(copies) == 2 and all('"output_type": "error"' not in copy.read_text() for copy in copies)
     status, told = undisturbed.call("run", *ASKED)
-    assert status == 0 and "4 of them recorded; 0 to train in 0 notebooks" in told
-    assert f"results.csv  {undisturbed.folder / 'outputs/drill/results.csv'}" in told and "took" in told
+    assert status == 0 and "4 of them recorded; 0 to train" in told
+    assert f"report.html  {undisturbed.folder / 'outputs/drill/report.html'}" in told and "took" in told
+    status, told = undisturbed.call("values", "--profile", "drill")
+    table = (
+        pd.read_csv(told.strip(), keep_default_na=False)
+        if told.strip().endswith("gz")
+        else pd.read_parquet(told.strip())
+    )
+    assert status == 0 and len(table) > 200 and [*table][:4] == ["key", "profile", "dataset", "method"]
 
 
 @pytest.mark.slow
@@ -141,9 +178,8 @@ def test_any_executor_gives_the_same_results(study, undisturbed, kind, monkeypat
             status, told = study.call("run", *ASKED, "--scheduler", cluster.scheduler_address)
         assert status == 0, told
     else:
-        jobs = jobs_of("drill")
         with ProcessPoolExecutor(2, get_context("spawn")) as executor:
-            assert batch.run_batch(jobs, 2, executor) == []
+            assert batch.run_batch(all_runs(jobs_of("drill")), 2, executor) == []
         assert study.call("run", *ASKED)[0] == 0
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1}
@@ -152,7 +188,6 @@ def test_any_executor_gives_the_same_results(study, undisturbed, kind, monkeypat
 # killed, interrupted, two at once
 
 
-@pytest.mark.slow
 def test_killed_worker(study, undisturbed):
     process = study.start("run", *ASKED)
     victim = study.wait_for("begun")[0]
@@ -163,16 +198,58 @@ def test_killed_worker(study, undisturbed):
     assert set(study.trained().values()) == {1}
 
 
-@pytest.mark.slow
+def _with_checkpoints(run, folders) -> None:
+    """In a worker: train a run, and keep its state at every evaluation."""
+    os.environ.update(folders)
+    batch.record_for(run, hooks=[train.Checkpoint(every=0.0)])
+
+
+def test_a_run_goes_on_where_its_killed_process_was(study):
+    """The process is killed after a checkpoint; the record is that of an uninterrupted run, bit by bit."""
+    run = small(steps=2000, eval_every=100)
+    checkpoint = records.run_folder(run) / "checkpoint.pt"
+    with batch.Workers(1) as pool:
+        for done in pool.each(_with_checkpoints, [(run, batch.places())], 0.05):
+            if done:
+                with pytest.raises(BrokenProcessPool):
+                    done[1].result()
+            elif checkpoint.exists() and psutil.pid_exists(pid := batch.history(run)[-1]["pid"]):
+                os.kill(pid, signal.SIGKILL)
+    assert checkpoint.exists() and not records.recorded(run)
+    assert batch.run_batch([run], 1, out=lambda text: None) == []
+    assert [event["event"] for event in batch.history(run)] == ["begun", "begun", "done"] and not checkpoint.exists()
+    record = records.load_record(run)
+    with batch.fresh_outputs():
+        whole = batch.record_for(run)
+    assert {**whole, "made": 0} == {**record, "made": 0}
+
+
 def test_killed_again_and_again(study):
-    """A run that always takes its process along fails; the other is trained."""
+    """A run that always takes its process along fails, after a second trial alone; the others are trained."""
     study.spoil("os.kill(os.getpid(), 9)")
-    job = Job("objectives", "drill", "glyphs_fine", 0, "Contrastive (D); Softmax")
-    contrastive, softmax = job.runs()
-    with batch._own_folder() as own:
-        (failure,) = batch.execute(job, batch=own.name)
-    assert failure.key == contrastive.key() and "died twice (killed, or out of memory)" in failure.why
-    assert records.load_record(softmax) and len(study.events("begun")) == 3
+    status, told = study.call("run", *ASKED)
+    assert status == 1 and "2 failed:" in told and "died twice (killed, or out of memory)" in told, told
+    begun = Counter(event["key"] for event in study.events("begun"))
+    assert sorted(begun.values()) == [1, 1, 2, 2] and len(study.trained()) == 2
+
+
+def test_a_stopped_process_is_named_and_keeps_only_its_own_run(study, undisturbed):
+    """Another batch trains the others, says for whom it waits, and goes on when the stopped process ends."""
+    slow = study.start("run", "--profile", "drill", "--jobs", "1")
+    victim = study.wait_for("begun")[0]
+    os.kill(victim["pid"], signal.SIGSTOP)
+    os.kill(slow.pid, signal.SIGSTOP)
+    other = study.start("run", *ASKED)
+    study.wait_for("done", 3)
+    said = ""
+    while "waiting for" not in said:
+        assert (said := other.stdout.readline())
+    assert f"process {victim['pid']} on " in said and f"since {victim['time']}" in said, said
+    os.kill(victim["pid"], signal.SIGKILL)
+    assert other.wait(120) == 0
+    os.kill(slow.pid, signal.SIGCONT)
+    assert slow.wait(120) == 0, slow.stdout.read()
+    assert study.results() == undisturbed.results() and set(study.trained().values()) == {1}
 
 
 def gone(pids, seconds: float = 10) -> bool:
@@ -224,14 +301,13 @@ def test_interrupted(study, undisturbed, sign):
     assert process.wait(60) == 130
     assert time.monotonic() - began < 15 and gone(pids)
     told = process.stdout.read()
-    assert "the same command goes on from there" in told and "Kernel died" not in told
+    assert "the same command goes on from there" in told and "Traceback" not in told, told
     study.is_clean()
     assert study.call("run", *ASKED)[0] == 0
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1}
 
 
-@pytest.mark.slow
 def test_two_batches_share_the_work(study, undisturbed):
     processes = [study.start("run", *ASKED) for _ in range(2)]
     told = [process.communicate(timeout=300)[0] for process in processes]
@@ -267,8 +343,7 @@ def test_killed_worker_of_a_cluster(study, undisturbed, cluster):
     (_, *workers), address = cluster
     process = study.start("run", *ASKED, "--scheduler", address)
     victim = study.wait_for("begun")[0]
-    parents = {parent.pid for parent in psutil.Process(victim["pid"]).parents()}
-    (worker,) = (worker for worker in workers if worker.pid in parents)
+    (worker,) = (worker for worker in workers if worker.pid == victim["pid"])
     worker.kill()
     assert process.wait(300) == 0, process.stdout.read()
     assert study.results() == undisturbed.results()
@@ -299,9 +374,10 @@ def test_failures_are_told_and_retried(study):
     status, told = study.call("run", *asked, "--seeds", "0")
     assert status == 1 and "1 failed:" in told and "Contrastive (D) on glyphs_fine, seed 0" in told, told
     assert "FileNotFoundError: cub200 is not at /data" in told and "The same command" in told
-    assert f"see {study.folder}/outputs/notebooks/objectives/drill-glyphs_fine-0" in told and ", In [" in told
-    assert set(study.trained().values()) == {1} and b"Softmax" in study.results()
-    shutil.copy(CHECKOUT / "nbs/experiments/objectives.ipynb", study.folder / "nbs/experiments")
+    assert set(study.trained().values()) == {1}
+    assert [record["run"]["method"] for record in study.results().values()] == ["Softmax"]
+    assert not [*(study.folder / "outputs/notebooks").glob("objectives/*")]  # one without all its runs is not drawn
+    study.mend()
     status, told = study.call("run", *asked)
     assert status == 0 and "4 runs, 1 of them recorded; 3 to train" in told, told
     rows = [line.split() for line in study.call("status")[1].splitlines()]
@@ -316,15 +392,13 @@ def test_a_failing_run_leaves_the_others(study):
     assert "NonFiniteLoss" in batch.history(bad)[-1]["error"]
 
 
-def test_given_up_within_a_batch_only(study, monkeypatch):
-    run = small(dataset="glyphs_fine", lr=1e30)
+def test_a_failed_run_is_tried_once_a_batch(study):
+    run, good = small(dataset="glyphs_fine", lr=1e30), small(seed=1)
     for trials in (1, 2):
-        with batch._own_folder() as own:
-            monkeypatch.setenv("DMLSTUDY_BATCH", own.name)
-            for _ in range(2):
-                with pytest.raises(batch.FailedRuns, match="NonFiniteLoss"):
-                    batch.record_for(run)
+        (failure,) = batch.run_batch([run, good], 2, out=lambda text: None)
+        assert failure.key == run.key() and failure.why.startswith("NonFiniteLoss")
         assert [event["event"] for event in batch.history(run)] == ["begun", "failed"] * trials
+    assert [event["event"] for event in batch.history(good)] == ["begun", "done"]
 
 
 def test_a_full_disk_is_survived_without_a_journal(study, monkeypatch):
@@ -334,8 +408,7 @@ def test_a_full_disk_is_survived_without_a_journal(study, monkeypatch):
     def fail(*args, **options):
         raise OSError(28, "No space left on device")
 
-    with batch._own_folder() as own, monkeypatch.context() as full:
-        full.setenv("DMLSTUDY_BATCH", own.name)
+    with monkeypatch.context() as full:
         full.setattr(batch, "_note", lambda *args: None)
         full.setattr(train, "fit", fail)
         with pytest.raises(batch.FailedRuns, match="No space left"):
@@ -359,17 +432,16 @@ def test_stale_record_is_refused_and_half_a_record_redone(study):
 
 
 def test_stale_record_in_a_batch(study):
-    job = jobs_of("drill", methods=["Softmax"])[0]
-    run = job.runs()[0]
+    run = all_runs(jobs_of("drill", methods=["Softmax"]))[0]
     write_atomically(
         records.run_folder(run) / "record.json",
         json.dumps({"key": run.key(), "run": {**asdict(run), "steps": 7}, "curves": {}, "made": {}}) + "\n",
     )
-    (failure,) = batch.run_batch([job])
+    (failure,) = batch.run_batch([run])
     assert "steps: asked 40, recorded 7" in failure.why and failure.key == run.key()
 
 
-def test_a_damaged_file_of_records_is_named_and_written_anew(study, undisturbed):
+def test_a_damaged_file_of_records_is_named_and_mended(study, undisturbed):
     shutil.copytree(undisturbed.folder / "outputs", study.folder / "outputs")
     file = records.batch_file("drill")
     whole = file.read_text()
@@ -377,16 +449,35 @@ def test_a_damaged_file_of_records_is_named_and_written_anew(study, undisturbed)
     damaged = "\n".join([lines[0], "", "5", "no record", *lines[1:-1], lines[-1][:500]]) + "\n\n"
     file.write_text(damaged)
     status, told = study.call("tables", "--profile", "drill")
-    assert status == 2 and f"dmlstudy: {file}, line 3 (and 2 more lines): this is no record" in told, told
+    assert status == 0 and f"dmlstudy: {file}, line 3 (and 2 more lines): it is not a record" in told, told
+    assert "3 records, 0 notebooks" in told and file.read_text() == damaged
     status, told = study.call("run", *ASKED, "--dry-run")
-    assert status == 0 and "0 runs in 0 notebooks" in told and file.read_text() == damaged
+    assert status == 0 and "0 runs on 2 workers" in told and file.read_text() == damaged
     status, told = study.call("run", *ASKED)
-    assert status == 0 and "3 lines are no records, the first is line 3" in told and file.read_text() == whole
-    (kept,) = file.parent.glob("drill.jsonl.damaged-*")
-    assert kept.name in told and kept.read_text() == damaged
-    assert study.results() == undisturbed.results()
-    file.write_text(f"\n{whole}\n\n")  # empty lines are no damage
-    assert len(records.read_batch("drill")) == 4
+    assert status == 0 and "3 lines are set aside" in told and "line 3: it is not a record" in told, told
+    assert file.read_text() == whole
+    (kept,) = file.parent.glob("drill.jsonl.aside-*")
+    assert kept.name in told and kept.read_text() == "\n".join(["5", "no record", lines[-1][:500]]) + "\n"
+
+
+def test_lines_leave_only_by_name(study, undisturbed):
+    """Seeds 0 to 4, then the plan's 0 and 1: nothing is lost; what is beside the plan is printed."""
+    shutil.copytree(undisturbed.folder / "outputs", study.folder / "outputs")
+    status, told = study.call("run", *ASKED, "--seeds", "1-2", "--methods", "Softmax")
+    assert status == 0 and "beside the plan of profile drill" in told and "Softmax" in told.partition("beside")[2], told
+    status, told = study.call("run", *ASKED)
+    assert status == 0 and study.results() == undisturbed.results()
+    custom = records.custom_file("drill").read_text().splitlines()
+    assert [json.loads(line)["run"]["seed"] for line in custom] == [2]
+    shutil.rmtree(study.folder / "outputs/runs")
+    status, told = study.call("run", *ASKED, "--seeds", "0-2", "--methods", "Softmax")
+    assert status == 0 and "3 of them recorded; 0 to train" in told, told
+    key = min(study.results())
+    status, told = study.call("drop", key)
+    assert status == 0 and "set aside" in told and {*study.results()} == {*undisturbed.results()} - {key}
+    (kept,) = records.batch_file("drill").parent.glob("drill.jsonl.aside-*")
+    assert json.loads(kept.read_text())["key"] == key
+    assert study.call("drop", key)[0] == 2
 
 
 @pytest.mark.parametrize("text", ["5\n", '{"key": "", "run": {}, "curves": {}, "made": null}\n', "\xff\n"])
@@ -398,8 +489,7 @@ def test_what_is_no_whole_record_is_set_aside_and_trained_again(study, text):
     with open(file.with_name("journal.jsonl"), "ab") as journal:
         journal.write(b'5\nnull\n{"event": "failed"}\n\xff\n')
     assert [event["event"] for event in batch.history(run)] == ["begun", "failed"]
-    assert batch.given_up(run, "another") is None
-    with pytest.warns(UserWarning, match="is no whole record: it is kept as record.damaged.json"):
+    with pytest.warns(UserWarning, match="it is not a record.* It is kept as record.damaged.json"):
         assert not records.recorded(run)
     assert batch.record_for(run) == records.load_record(run)
     assert file.with_name("record.damaged.json").read_bytes() == text.encode("latin-1")
@@ -479,44 +569,44 @@ def test_the_wall_clock_set_back_or_forth(study, undisturbed):
     assert set(study.trained().values()) == {1} and len(study.trained()) == 4
 
 
-# shards, GPUs, status, gathering
+# GPUs, status
 
 
-@pytest.mark.parametrize("workers", [1, 2, 7, 100])
-@pytest.mark.parametrize("experiment", ["objectives", "search"])
-def test_shards_hold_each_wanted_run_once(workers, experiment):
-    jobs = jobs_of("glyphs", [experiment], ["glyphs_fine", "glyphs_many"], [0, 1])
-    runs = [run for job in jobs for run in job.runs()]
-    wanted = runs[:: 3 if experiment == "objectives" else 1]
-    cut = batch.shards(jobs, wanted, workers, lambda run: 1.0 + run.steps / 500)
-    found = Counter(run for job in cut for run in job.runs())
-    assert all(found[run] == 1 for run in wanted)
-    assert len(cut) >= min(workers, 4)
+def _device() -> tuple:
+    """In a worker: its GPU and threads."""
+    time.sleep(0.2)
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["OMP_NUM_THREADS"], os.getpid()
 
 
 def test_gpus_are_dealt_out_in_turn(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert batch.default_workers() == 2
-    with batch.local_workers(4) as pool:
-        look = lambda _: (time.sleep(0.2), batch._environment("b")["CUDA_VISIBLE_DEVICES"])[1]
-        assert sorted(pool.map(look, range(4))) == ["3", "3", "5", "5"]
-        assert {*pool.map(lambda _: batch._environment("b")["DMLSTUDY_SHARING"], range(4))} == {"4"}
+    with batch.Workers(4) as pool:
+        found = [done[1].result() for done in pool.each(_device, [()] * 4) if done]
+    assert sorted(device for device, *_ in found) == ["3", "3", "5", "5"]
+    assert {threads for _, threads, _ in found} == {"1"} and len({pid for *_, pid in found}) == 4
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert batch.default_workers() == batch.cores()
 
 
 @pytest.mark.parametrize("sharing", [1, 2, 64])
-def test_runs_side_by_side_share_the_cores_among_their_readers(monkeypatch, sharing):
-    monkeypatch.setenv("DMLSTUDY_SHARING", str(sharing))
-    assert feeds.reader_processes() == max(1, min(8, batch.cores() // sharing))
+def test_runs_side_by_side_share_the_cores_among_their_readers(sharing):
+    assert feeds.reader_processes(sharing) == max(1, min(8, batch.cores() // sharing))
 
 
-def test_a_kernel_finds_the_folders_that_the_command_was_given(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DMLSTUDY_DATA", "d/a")
-    monkeypatch.setenv("DMLSTUDY_CACHE", "~/kept")
-    given = batch._environment("b")
-    assert given["DMLSTUDY_DATA"] == f"{tmp_path}/d/a" and given["DMLSTUDY_CACHE"] == str(Path.home() / "kept")
+def test_workers_end_with_the_process_that_started_them(study):
+    """However it ends, and also when it is stopped by an error."""
+    process = study.start("run", *ASKED)
+    pids = {event["pid"] for event in study.wait_for("begun", 1)}
+    process.kill()
+    process.wait()
+    assert gone(pids, 15)
+    with pytest.raises(ZeroDivisionError), batch.Workers(1) as pool:
+        for _ in pool.each(time.sleep, [(60,)]):
+            pids = {child.pid for child in active_children()}
+            raise ZeroDivisionError
+    assert gone(pids)
 
 
 def test_what_went_wrong_in_a_reader_is_told_without_its_traceback():
@@ -540,7 +630,7 @@ class Reader(torch.utils.data.Dataset):
         return self.read(i)
 
 
-def test_a_broken_gpu_ends_the_notebook_and_spoils_no_other_run(study, monkeypatch):
+def test_a_broken_gpu_ends_the_process_and_spoils_no_other_run(study, monkeypatch):
     runs, tried = [small(seed=seed) for seed in range(3)], []
 
     def fail(run, *args, **options):
@@ -556,18 +646,18 @@ def test_a_broken_gpu_ends_the_notebook_and_spoils_no_other_run(study, monkeypat
 def test_status_of_ten_thousand_records_is_fast(study):
     with open(CHECKOUT / "outputs/records/glyphs.jsonl") as file:
         record = file.readline()
-    runs = {}
-    for i in range(10_000):
-        folder = study.folder / "outputs/runs" / f"{i:012x}"
+    keys = [run.key() for run in all_runs(jobs_of("glyphs"))]
+    keys += [f"{i:012x}" for i in range(10_000 - len(keys))]
+    for i, key in enumerate(keys):
+        folder = study.folder / "outputs/runs" / key
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(record if i != 7 else record[:99])
-        runs[folder.name] = ["objectives", "glyphs_fine"]
-    write_atomically(batch.plan_file("glyphs"), json.dumps(runs))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     status, told = study.call("status")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     rows = [line.split() for line in told.splitlines()]
-    assert status == 0 and ["objectives", "glyphs_fine", "10000", "9999", "0", "0"] in rows
+    n = len(all_runs(jobs_of("glyphs", ["objectives"], ["glyphs_fine"])))
+    assert status == 0 and ["objectives", "glyphs_fine", str(n), str(n - 1), "0", "0"] in rows, told
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 8  # seconds, however busy the machine
 
 
@@ -582,24 +672,22 @@ def test_records_that_came_with_the_project_count_as_recorded(study, undisturbed
     file = records.batch_file("drill")
     first, *others = [json.loads(line) for line in file.read_text().splitlines()]
     first["curves"]["test"]["nmi"][0] += 0.25
-    records.write_batch("drill", [{**first, "run": {**first["run"], "steps": 7}}, *others])
-    assert len(batch.gather(jobs_of("drill"))) == 3  # one of other settings is no record
     records.write_batch("drill", [first, *others])
     status, told = study.call("run", *ASKED, "--fresh")
     assert status == 0 and "4 runs trained anew, 1 of them with other values" in told, told
     assert f"({first['key']})\n    test/nmi: differs by up to 0.25\n" in told and told.count("differs") == 1
+    assert "1 lines are set aside" in told and len([*file.parent.glob("drill.jsonl.aside-*")]) == 1
     assert study.results() == undisturbed.results() and set(study.trained().values()) == {1}
     assert not (study.folder / "outputs/fresh").exists()
 
 
 def test_progress_on_a_terminal(study, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    job = jobs_of("smoke", methods=["Softmax"])[0]
-    (run,) = job.runs()
+    (run,) = all_runs(jobs_of("smoke", methods=["Softmax"]))
     records.run_folder(run).mkdir(parents=True)
     with FileLock(records.run_folder(run) / "lock"):
         batch._note(run, "begun")
-        progress = batch.Progress([run], [job], lambda run: 60.0, 1)
+        progress = batch.Progress([run], lambda run: 60.0, 1)
         said = {"step": 150, "steps": 200, "scores": {"validation recall@1": "50.0 %"}}
         (records.run_folder(run) / "progress.json").write_text(json.dumps(said))
         progress.live = True

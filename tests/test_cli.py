@@ -53,6 +53,8 @@ def test_help(call, command):
         ("run --seeds some", "write them as 0 2 5-7"),
         ("run --seeds 3-1", "write 1-3"),
         ("run --seeds ,", "',' holds no seed"),
+        ("run --seeds 0-300000000", "holds 300,000,001 seeds: 100,000 are the most"),
+        ("drop 0123456789ab", "there is no record under 0123456789ab"),
         ("run --datasets ,", "',' holds no name"),
         ("run --methods ;", "';' holds no name"),
         ("run --jobs -1", "'-1' is no number of processes"),
@@ -80,7 +82,7 @@ def test_list(call):
 def test_dry_run_trains_nothing(call, tmp_path):
     status, told, _ = call("run", "--dry-run", "--jobs", "3")
     runs = len({run for job in jobs_of("glyphs") for run in job.runs()})
-    assert status == 0 and f"{runs} runs in" in told and "on 3 workers: about" in told
+    assert status == 0 and f"{runs} runs on 3 workers: about" in told
     assert not (tmp_path / "outputs/runs").exists()
 
 
@@ -88,10 +90,12 @@ def test_dry_run_estimates_from_records(call):
     from dmlstudy.study import run_of
 
     run = run_of("smoke", "glyphs_fine", "Softmax")
-    fields = {"key": "x", "run": vars(run), "curves": {}, "made": {"seconds": 3600.0}}
+    fields = {"key": run.key(), "run": vars(run), "curves": {}, "made": {"seconds": 3600.0}}
     records.write_batch("smoke", [fields])
-    status, told, _ = call("run", "--profile", "smoke", "--methods", "Softmax", "--dry-run", "--seeds", "5", "6")
-    assert status == 0 and "2 runs in 2 notebooks" in told and "2:00 h" in told
+    status, told, _ = call(
+        "run", "--profile", "smoke", "--methods", "Softmax", "--dry-run", "--seeds", "5", "6", "--jobs", "1"
+    )
+    assert status == 0 and "2 runs on 1 workers: about 2:00 h" in told
 
 
 def test_status_of_nothing(call):
@@ -125,7 +129,7 @@ def test_options_stand_anywhere(call, tmp_path, words):
 
 
 def test_data_check_of_everything(call, tmp_path, monkeypatch):
-    from test_data_images import build
+    from miniatures import build
 
     monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "root"
@@ -179,7 +183,7 @@ def test_the_time_to_list_runs_grows_no_faster_than_their_number(call):
     for n in (1000, 10_000):
         began = time.process_time()
         status, told, _ = call("run", "--profile", "drill", "--seeds", f"0-{n - 1}", "--dry-run")
-        assert status == 0 and f"{2 * n} runs in" in told
+        assert status == 0 and f"{2 * n} runs on" in told
         spent[n] = time.process_time() - began
     assert spent[10_000] < 25 * spent[1000], spent
 
@@ -204,7 +208,7 @@ def test_a_full_disk_says_where_to_look(call, monkeypatch, tmp_path):
 
 
 def test_data_prepare_unpacks_what_it_is_given(call, tmp_path):
-    from test_data_images import build, cub
+    from miniatures import build, cub
 
     build("cifar10", "python", tmp_path / "root")
     status, told, _ = call("data", "prepare", "cifar10", "--root", str(tmp_path / "root"))
@@ -249,6 +253,23 @@ def test_exit_status_of_the_process(tmp_path):
     for words, expected in (("list", 0), ("run --profile smok", 2)):
         call = [sys.executable, "-c", code, *words.split()]
         assert subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True).returncode == expected
+
+
+def test_help_needs_nothing_but_python(tmp_path):
+    """Options are read before anything heavy is imported, and a missing package is a sentence."""
+    parts = "numpy torch pandas scipy filelock papermill matplotlib IPython tqdm PIL".split()
+    block = f"import sys\nsys.modules.update(dict.fromkeys({parts}))\n"
+    code = block + "import time; from dmlstudy.cli import main\ntry: main()\nfinally: print(time.process_time())"
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    ask = lambda *words: subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    for words in (["--help"], ["run", "--help"]):
+        found = ask(*words)
+        assert found.returncode == 0 and found.stdout.startswith("usage: dmlstudy"), found.stderr
+        assert float(found.stdout.splitlines()[-1]) < 0.5  # seconds of the processor, Python's start included
+    found = ask("list")
+    assert "pip install 'dmlstudy[study]'" in found.stderr and "Traceback" not in found.stderr
 
 
 def test_settings_name_the_command():

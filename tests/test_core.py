@@ -1,6 +1,7 @@
 """Runs, keys, generators and the error for an unknown name."""
 
 import dataclasses
+import json
 import math
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 
 from dmlstudy.core import Run, generator, hyperparameters_of, lookup, make_run, root
 from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.methods import search_axes
 from dmlstudy.miners import MINERS, make_miner
 from dmlstudy.regularizers import REGULARIZERS, make_regularizer
 from dmlstudy.samplers import SAMPLERS, make_sampler
@@ -18,6 +20,7 @@ from dmlstudy.samplers import SAMPLERS, make_sampler
 OTHER = {  # values for fields whose default says nothing of their type, or that must be a name
     **{"method": "Softmax", "fold": 1, "images_per_class": 5, "p_switch": 0.1, "eta": 0.1, "mixup": 2.0},
     **{"loss_lr": 0.1, "milestones": "cosine", "weights": None, "measure": "validation"},
+    **{"seed": 1, "train_classes": 5, "train_queries": 5},
 }
 
 
@@ -33,6 +36,21 @@ def test_key_is_the_same_in_another_process():
     code = "from dmlstudy.core import make_run; print(make_run(seed=5, method='Softmax', lr=1e-3).key())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert found == make_run(lr=1e-3, method="Softmax", seed=5).key()
+
+
+def test_a_replicate_brings_its_own_seed():
+    run = make_run(replicate=3)
+    assert (run.seed, run.changed()) == (3, {"replicate": 3})
+    assert make_run(replicate=3, seed=3).key() == run.key() == make_run(dataclasses.asdict(run)).key()
+    assert len({make_run(replicate=r, seed=s).key() for r in range(3) for s in range(3)}) == 9
+
+
+def test_keys_of_recorded_runs_are_what_they_were():
+    """Fields that came later are at their defaults there."""
+    for file in sorted((root() / "outputs/records").glob("*.jsonl")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            assert "key" not in record or make_run(record["run"]).key() == record["key"], (file.name, record["key"])
 
 
 @pytest.mark.parametrize("fields", [{"lr": "0.1"}, {"seed": 1.0}, {"train_stem": 1}, {"method": None}, {"steps": True}])
@@ -121,3 +139,20 @@ def test_every_number_is_looked_at(make, key):
     for wrong in (math.nan, math.inf, "2", [1]):
         with pytest.raises(ValueError, match=rf"^{key} of the \w+ must be an? (number|integer).*; got "):
             make(**{key: wrong})
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_loss_has_two_axes_to_search_and_its_default_lies_inside(name):
+    axes, loss = search_axes(name), make_loss(name, n_classes=10, dim=8)
+    network = 1e-5  # the rate beside which the papers' absolute rates stand
+    rate = loss.lr_factor if loss.lr is None else loss.lr / network
+    fields = {"loss_lr": rate, "samples_per_class": Run.samples_per_class}
+    assert len(axes) == 2
+    for axis, (low, high, log) in axes.items():
+        own = hyperparameters_of(type(loss))
+        assert (axis in own) != (axis in fields), axis
+        default = fields[axis] if axis in fields else own[axis]
+        assert low < high and low <= default <= high and (low > 0 or not log), (axis, default)
+        for value in (low, high) if axis in own else ():
+            make_loss(name, n_classes=10, dim=8, **{axis: round(value) if isinstance(default, int) else value})
+    assert "loss_lr" not in axes or list(loss.parameters()), "nothing learned of its own"

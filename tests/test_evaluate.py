@@ -25,7 +25,9 @@ def test_every_metric_has_its_value_and_interval(files, capsys):
     told, table = capsys.readouterr().out, pd.read_csv(files / "out.csv").set_index("metric")
     assert "120 embeddings of 8 dimensions" in told and [*table.index] == [*DEFAULT]
     f, labels = np.load(files / "f.npy"), np.unique(np.load(files / "y.npy"), return_inverse=True)[1]
-    for name, value in evaluate(f, labels).items():
+    for name, value in evaluate(f, labels, DEFAULT, kmeans_restarts=5).items():
+        if name.endswith("_std"):
+            continue
         assert table.loc[name, "value"] == pytest.approx(value, rel=1e-5), name
     assert (table["low"] <= table["value"]).all() and (table["value"] <= table["high"]).all()
     assert table["high"].sub(table["low"]).drop(["recall@8"]).gt(0).all()

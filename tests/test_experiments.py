@@ -9,8 +9,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from papermill import execute_notebook
 
-from dmlstudy.batch import execute_copy
 from dmlstudy.core import Run, make_run
 from dmlstudy.records import load_record
 from dmlstudy.study import EXPERIMENTS, PROFILES, run_of
@@ -38,7 +38,7 @@ FIELDS = annotated("".join(inspect.getsource(part) for part in reversed(Run.__mr
 
 
 def test_fields_are_read_rightly():
-    assert {name: default for name, (_, default, _) in FIELDS.items()} == dataclasses.asdict(Run())
+    assert {n: default for n, (_, default, _) in FIELDS.items()} == {f.name: f.default for f in dataclasses.fields(Run)}
 
 
 def test_single_has_every_field_of_a_run():
@@ -47,7 +47,12 @@ def test_single_has_every_field_of_a_run():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_parameters_mean_what_the_fields_mean(path):
-    for name, (kind, default, comment) in parameters(path).items():
+    given = parameters(path)
+    if path.stem != "single" and "seed" in given:  # an experiment is asked for each seed of a profile
+        kind, default, comment = given.pop("seed")
+        usual = default == 0 and FIELDS["seed"][2].startswith(comment)
+        assert kind == "int" and (usual or (path.stem, "seed") in OWN)
+    for name, (kind, default, comment) in given.items():
         if name in FIELDS:
             assert kind == FIELDS[name][0]
             if (path.stem, name) not in OWN:
@@ -65,7 +70,7 @@ def test_papermill_runs_objectives(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     source, target = ROOT / "nbs" / "experiments" / "objectives.ipynb", tmp_path / "out.ipynb"
     given = {"profile": "smoke", "dataset": "glyphs_fine", "seed": 3, "methods": "Softmax; ImageNet"}
-    execute_copy(source, target, given)
+    execute_notebook(source, target, given, kernel_name="python3", progress_bar=False)
     run = run_of("smoke", "glyphs_fine", "Softmax", 3)
     assert load_record(run)["run"]["seed"] == 3
     done = nbformat.read(target, as_version=4)
@@ -76,5 +81,6 @@ def test_papermill_runs_objectives(tmp_path, monkeypatch):
 def test_papermill_runs_single(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     fields = {"dataset": "glyphs_many", "method": "Triplet (S)", "steps": 4, "eval_every": 2, "lr": 1e-3}
-    execute_copy(ROOT / "nbs" / "experiments" / "single.ipynb", tmp_path / "out.ipynb", fields)
+    source, said = ROOT / "nbs" / "experiments" / "single.ipynb", {"kernel_name": "python3", "progress_bar": False}
+    execute_notebook(source, tmp_path / "out.ipynb", fields, **said)
     assert load_record(make_run(fields))["curves"]["test"]["step"] == [0, 2, 4]

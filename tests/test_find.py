@@ -26,7 +26,6 @@ def ranked(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DMLSTUDY_ROOT", str(place))
         patch.setenv("DMLSTUDY_CACHE", str(place / "cache"))
-        patch.setenv("DMLSTUDY_EXTEND", "")
         yield place, ["run", "--datasets", f"folder:{place / 'photos'}", "--seeds", "0", "--jobs", "1"]
 
 
@@ -35,7 +34,7 @@ def model(ranked):
     """The folder of the kept model."""
     place, words = ranked
     assert cli.main([*words, "--methods", "ImageNet; Softmax"]) == 0
-    (folder,) = (place / "outputs/own/models").iterdir()
+    (folder,) = (place / "outputs/custom/models").iterdir()
     return folder
 
 
@@ -53,7 +52,7 @@ def test_the_best_model_is_kept(ranked, model, capsys):
     assert "Should you train at all? Recall@1 on test classes is" in told and f"find --model {model}" in told
     assert "Training the whole network is not offered on a CPU" in told or "the whole network trained" in told
     assert "Same class up to a distance of" in told
-    (table,) = (ranked[0] / "outputs/own/tables").glob("*_training.csv")
+    (table,) = (ranked[0] / "outputs/custom/tables").glob("*_training.csv")
     assert table.read_text().startswith("training,method,recall@1,map@r,seeds,trained\nnone,")
 
 

@@ -14,7 +14,6 @@ def photos(tmp_path, monkeypatch):
     """Eleven classes of coloured noise, each with a colour of its own."""
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("DMLSTUDY_EXTEND", "")
     rng = np.random.default_rng(0)
     for c, colour in enumerate(rng.integers(40, 215, (11, 3))):
         folder = tmp_path / "photos" / f"colour {c}"
@@ -37,11 +36,11 @@ def test_methods_are_ranked_on_a_folder(photos, capsys):
     assert "pictures in training and test classes: 0" in told and "6 runs in" in told
     assert cli.main([*words, "--methods", "ImageNet; Softmax"]) == 0
     told = capsys.readouterr().out
-    (table,) = (photos / "outputs/own/tables").glob("photos*.csv")
+    (table,) = (photos / "outputs/custom/tables").glob("photos*.csv")
     rows = pd.read_csv(table).set_index("method")
     assert {*rows.index} == {"ImageNet", "Softmax"} and "recall@1, %" in told
     assert rows["recall@1"].between(20, 100).all()  # five classes of five images; chance is 17
-    assert (photos / "outputs/own/figures" / f"{table.stem}.png").is_file()
+    assert (photos / "outputs/custom/figures" / f"{table.stem}.png").is_file()
     assert cli.main([*words, "--methods", "ImageNet; Softmax"]) == 0
     assert "2 runs, 2 of them recorded; 0 to train" in capsys.readouterr().out
     assert cli.main([*words, "--methods", "ImageNet"]) == 0

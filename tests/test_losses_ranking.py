@@ -1,572 +1,515 @@
-"""Every ranking loss against loops from its formula, pytorch-metric-learning, and batches that break losses."""
+"""Every ranking loss against worked cases, loops from its formula, pytorch-metric-learning, and odd batches."""
 
-import copy
-import math
-import pickle
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from edge_batches import CLASSES, FINITE
-from pytorch_metric_learning import distances as pml_distances
+from edge_batches import FINITE, REFUSED
 from pytorch_metric_learning import losses as pml
-from pytorch_metric_learning import miners as pml_miners
-from pytorch_metric_learning.reducers import MeanReducer
+from pytorch_metric_learning.distances import CosineSimilarity
+from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.distances import pair_masks, unit
-from dmlstudy.losses import ranking
-from dmlstudy.losses.base import Loss, _active_counts, batch_distances, triplet_distances
+from dmlstudy.losses import make_loss
+from dmlstudy.losses.base import similarities
 
-NAMES = [n for n in ranking.__all__ if n.endswith("Loss") and n != "DrawingLoss"]
-TUPLE = [n for n in NAMES if getattr(ranking, n).uses == "triplets"]
-RAW = [n for n in NAMES if not getattr(ranking, n).normalizes]
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-def make(name: str, **more) -> Loss:
-    """A loss by its class's name."""
-    return getattr(ranking, name)(**more)
+WORKED = json.loads((Path(__file__).parent / "losses_cases_ranking.json").read_text())
+KINDS = ("O", "Ds", "Dq", "Iu", "Ib")
+NAMES = ["smooth_ap", "recall_at_k", "pnp", "contextual", "supap", "roadmap", "fast_ap"]
+BY_ROWS = [name for name in NAMES if name != "contextual"]
+VARIANTS = ("corrected", "published")
+UNEVEN = torch.tensor([0, 1, 0, 1, 0, 2, 3, 3, 0, 5])
 
 
-def all_triplets(labels):
-    """Every valid (anchor, positive, negative)."""
-    positives, negatives = pair_masks(labels)
-    return (positives[:, :, None] & negatives[:, None, :]).nonzero().unbind(1)
+def batch(seed: int, size=10, dim=4):
+    """Random float64 embeddings that want a gradient."""
+    return torch.randn(size, dim, generator=generator(seed, "ranking tests"), dtype=torch.float64).requires_grad_()
 
 
-def some_triplets(labels, purpose="triplets", at_most=12):
-    """A few valid triplets, in a random order."""
-    listed = torch.stack(all_triplets(labels), 1)
-    order = torch.randperm(len(listed), generator=generator(0, purpose))
-    return listed[order[:at_most]].unbind(1)
+def weights(seed: int, labels=UNEVEN):
+    """Weights of positives, row by row others, some of them 0."""
+    w = torch.rand(len(labels), len(labels), generator=generator(seed, "weights"), dtype=torch.float64)
+    return w * (w > 0.2) * (labels[:, None] == labels)
 
 
-def batch(seed: int, size=9, dim=5, classes=4, scale=1.0):
-    """Random embeddings and labels with classes of all sizes, singletons among them."""
-    g = generator(seed, "ranking tests")
-    return scale * torch.randn(size, dim, generator=g, dtype=torch.float64), torch.randint(
-        classes, (size,), generator=g
-    )
+def slope(value, x):
+    return torch.autograd.grad(value, x)[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# loops, each from its formula; x[i] rows, P(a), N(a) sets
+# worked cases
 
 
-def P(y, a):
-    return [j for j in range(len(y)) if j != a and y[j] == y[a]]
+def of_case(name: str):
+    """The loss that a case is of, by its hyperparameters there."""
+    kind, more = name.split("/")[0], dict(WORKED["cases"][name]["params"])
+    more.pop("note", None)
+    if more.pop("own", False):
+        more["variant"] = "published"
+    if kind.startswith("pnp"):
+        return make_loss("pnp", kind=more.pop("variant"), **more)
+    if kind == "contextual":
+        return make_loss(kind, pos_margin=more.pop("pos"), neg_margin=more.pop("neg"), **more)
+    if kind == "margin_contrastive":
+        assert more == {"pos": 0.9, "neg": 0.6}
+        return make_loss("roadmap", lam=1.0)
+    return make_loss(next(name for name in NAMES if kind.startswith(name)), **more)
 
 
-def N(y, a):
-    return [j for j in range(len(y)) if y[j] != y[a]]
+@pytest.mark.parametrize("name", WORKED["cases"])
+def test_worked_cases(name):
+    """Value and gradient; with ten bins some distances are at a node, where the gradient is a choice."""
+    case, given = WORKED["cases"][name], WORKED["batches"][name.split("/")[1]]
+    f = torch.tensor(given["x"], dtype=torch.float64).requires_grad_()
+    labels = torch.tensor(given["labels"])
+    value = of_case(name)(f, labels)
+    assert value.item() == pytest.approx(case["value"], abs=1e-12)
+    at_a_node = name.startswith("fast_ap/")
+    expected = torch.tensor(case["grad_x"], dtype=torch.float64)
+    if not at_a_node:
+        torch.testing.assert_close(slope(value, f), expected, rtol=1e-9, atol=1e-10)
+    order = torch.randperm(len(f), generator=generator(0, name))
+    assert of_case(name)(f[order], 7 - 3 * labels[order]).item() == pytest.approx(case["value"], abs=1e-12)
 
 
-def relu(x):
-    return torch.clamp(x, min=0)
+# ---------------------------------------------------------------------------------------------------------------------
+# loops, each from its formula; w[q, i] weights of positives, 0 for a negative
 
 
-def mean(terms, zero):
-    return sum(terms) / len(terms) if terms else zero
+def sets(w, q):
+    """Positives and negatives of a query."""
+    others = [j for j in range(len(w)) if j != q]
+    return [j for j in others if w[q, j] > 0], [j for j in others if w[q, j] == 0]
 
 
-def dist(x, y):
-    d2 = ((x - y) ** 2).sum()
-    return d2.sqrt() if d2 > 0 else 0 * d2
+def ahead(s, q, i, among, tau):
+    return sum(torch.sigmoid((s[q, j] - s[q, i]) / tau) for j in among if j != i)
 
 
-def log1p_sum(terms, zero):
-    return torch.log(1 + sum(t.exp() for t in terms)) if terms else zero
+def by_mean(w):
+    """Each row's weights in relation to their mean; the diagonal is no weight."""
+    w = w.clone().fill_diagonal_(0)
+    return torch.stack([row / row[row > 0].mean() if row.any() else row for row in w])
 
 
-def loop_contrastive(f, y, triplets):
-    z = unit(f)
-    return mean([relu(dist(z[a], z[p])) + relu(1 - dist(z[a], z[n])) for a, p, n in triplets], 0 * f.sum())
+def over_queries(w, cost, f):
+    terms = [cost(q, *sets(w, q)) for q in range(len(w)) if sets(w, q)[0]]
+    return sum(terms) / len(terms) if terms else 0 * f.sum()
 
 
-def loop_triplet(f, y, triplets, power=2):
-    z = unit(f)
-    return mean(
-        [relu(dist(z[a], z[p]) ** power - dist(z[a], z[n]) ** power + 0.2) for a, p, n in triplets], 0 * f.sum()
-    )
+def loop_smooth_ap(f, w, tau=0.01, published=False):
+    s, w = unit(f) @ unit(f).T, by_mean(w)
+
+    def cost(q, P, N):
+        P = [*P, q] if published else P
+        weight = lambda i: 1 if i == q else w[q, i]
+        precision = lambda i: (1 + ahead(s, q, i, P, tau)) / (1 + ahead(s, q, i, P + N, tau))
+        return 1 - sum(weight(i) * precision(i) for i in P) / sum(weight(i) for i in P)
+
+    return over_queries(w, cost, f)
 
 
-def loop_margin(f, y, triplets, pairs=False):
-    z, total, active = unit(f), 0 * f.sum(), 0
-    for a, p, n in triplets:
-        pull, push = relu(dist(z[a], z[p]) - 1.2 + 0.2), relu(1.2 - dist(z[a], z[n]) + 0.2)
-        total = total + pull + push
-        active += (int(pull > 0) + int(push > 0)) if pairs else int(pull > 0 or push > 0)
-    return total / max(1, active)
+def loop_recall_at_k(f, w, ks=(1, 2, 4, 8, 16), tau1=1.0, tau2=0.01, published=False):
+    s, w = unit(f) @ unit(f).T, by_mean(w)
+
+    def cost(q, P, N):
+        rank = {i: 1 + ahead(s, q, i, P + N + [q] * published, tau2) for i in P}
+        found = {k: sum(w[q, i] * torch.sigmoid((k - rank[i]) / tau1) for i in P) for k in ks}
+        total = sum(w[q, i] for i in P)
+        return 1 - sum(min(k * torch.ones(()), found[k]) / min(k, total) for k in ks) / len(ks)
+
+    return over_queries(w, cost, f)
 
 
-def loop_snr(f, y, triplets, lam=0.005):
-    z = unit(f)
-    ratio = lambda i, j: (z[i] - z[j]).var() / z[i].var()
-    terms = [relu(ratio(a, p) - ratio(a, n) + 0.2) for a, p, n in triplets]
-    active = max(1, sum(int(t > 0) for t in terms))
-    return sum(terms, 0 * f.sum()) / active + lam * mean([z[a].sum().abs() for a, _, _ in triplets], 0 * f.sum())
+def loop_pnp(f, w, kind="Dq", alpha=4.0, b=2.0, tau=0.01):
+    s, w = unit(f) @ unit(f).T, by_mean(w)
+    penalty = {
+        "O": lambda r: r,
+        "Ds": lambda r: torch.log(1 + r),
+        "Dq": lambda r: 1 - 1 / (1 + r) ** alpha,
+        "Iu": lambda r: (1 + r) * torch.log(1 + r),
+        "Ib": lambda r: (b * r - torch.log(1 + b * r)) / b**2,
+    }[kind]
+
+    def cost(q, P, N):
+        weight = {i: w[q, i] for i in P} | {q: 1.0}
+        zero = torch.zeros((), dtype=f.dtype)
+        return sum(weight[i] * penalty(zero + ahead(s, q, i, N, tau)) for i in weight) / sum(weight.values())
+
+    return over_queries(w, cost, f)
 
 
-def loop_lifted(f, y, triplets=None):
-    terms = [
-        relu(
-            sum(dist(f[a], f[p]).exp() for p in P(y, a)).log()
-            + sum((1 - dist(f[a], f[n])).exp() for n in N(y, a)).log()
-            if N(y, a)
-            else 0 * f.sum()
-        )
-        for a in range(len(y))
-        if P(y, a)
-    ]
-    return mean(terms, 0 * f.sum()) + 0.005 * mean([x.norm() for x in f], 0)
+def loop_supap(f, w, tau=0.01, rho=100.0, delta=0.05, offset=1.44, published=False):
+    s, w = unit(f) @ unit(f).T, by_mean(w)
+
+    def h(t):
+        if t <= 0:
+            return torch.sigmoid(t / tau)
+        return 0.5 + torch.sigmoid(t / tau) if t <= delta else rho * (t - delta) + offset
+
+    def cost(q, P, N):
+        weight, total = {i: w[q, i] for i in P} | {q: 1.0}, 0
+        for i in weight:
+            first = 1 + sum(int(s[q, j] >= s[q, i]) for j in weight if j != i)
+            total = total + weight[i] * first / (first + sum(h(s[q, n] - s[q, i]) for n in N))
+        return 1 - total / sum(weight.values())
+
+    counted = sum(1 for q in range(len(w)) if sets(w, q)[0])
+    return over_queries(w, cost, f) * (counted / len(w) if published else 1)
 
 
-def loop_npair(f, y, triplets=None, clamp=math.inf):
-    """Where an anchor has one positive: nothing is drawn."""
-    exponent = lambda a, p, n: (f[a] @ f[n] - f[a] @ f[p]).clamp(-clamp, clamp)
-    terms = [log1p_sum([exponent(a, P(y, a)[0], n) for n in N(y, a)], 0 * f.sum()) for a in range(len(y)) if P(y, a)]
-    return mean(terms, 0 * f.sum()) + 0.005 * mean([x.norm() for x in f], 0)
+def loop_margins(f, w, pos_margin, neg_margin):
+    s = unit(f) @ unit(f).T
+    pulls = [(w[q, p], pos_margin - s[q, p]) for q in range(len(w)) for p in sets(w, q)[0] if s[q, p] < pos_margin]
+    pushes = [s[q, n] - neg_margin for q in range(len(w)) for n in sets(w, q)[1] if s[q, n] > neg_margin]
+    total = sum(weight * pull for weight, pull in pulls) / sum(weight for weight, _ in pulls) if pulls else 0 * f.sum()
+    return total + (sum(pushes) / len(pushes) if pushes else 0)
 
 
-def loop_angular(f, y, triplets=None):
-    z, tan2 = unit(f), math.tan(math.pi / 4) ** 2
-    g = lambda a, p, n: 4 * tan2 * (z[a] + z[p]) @ z[n] - 2 * (1 + tan2) * z[a] @ z[p]
-    terms = [log1p_sum([g(a, P(y, a)[0], n) for n in N(y, a)], 0 * f.sum()) for a in range(len(y)) if P(y, a)]
-    return loop_npair(f, y, clamp=50) + 2 * mean(terms, 0 * f.sum())
+def loop_roadmap(f, w, lam=0.5, published=False):
+    both = (1 - lam) * loop_supap(f, w, published=published) + lam * loop_margins(f, w, 0.9, 0.6)
+    return 2 * both if published else both
 
 
-def loop_histogram(f, y, triplets=None, bins=65, lost=()):
-    z, step = unit(f), 2 / (bins - 1)
-    h = {True: [0 * f.sum()] * bins, False: [0 * f.sum()] * bins}
-    count = {True: 0, False: 0}
-    for i in range(len(y)):
-        for j in range(i):
-            s, same = z[i] @ z[j], bool(y[i] == y[j])
-            k = min(int((s + 1) / step), bins - 2)
-            u = (s - (k * step - 1)) / step
-            h[same][k] = h[same][k] + 1 - u
-            h[same][k + 1] = h[same][k + 1] + (0 if k in lost else u)
-            count[same] += 1
-    if not all(count.values()):
-        return 0 * f.sum()
-    return sum(h[False][r] * sum(h[True][: r + 1]) for r in range(bins)) / (count[True] * count[False])
+def loop_fast_ap(f, w, bins=10):
+    s, width = unit(f) @ unit(f).T, 4 / bins
+    pulse = lambda q, j, node: torch.relu(1 - (2 - 2 * s[q, j] - node * width).abs() / width)
+
+    def cost(q, P, N):
+        mass = lambda node, among: sum((pulse(q, j, node) for j in among), torch.zeros((), dtype=f.dtype))
+        total, before, all_before = 0, 0, 0
+        for node in range(bins + 1):
+            before, all_before = before + mass(node, P), all_before + mass(node, P + N)
+            share = before / all_before if all_before > 0 else 0
+            total = total + sum(w[q, i] * pulse(q, i, node) for i in P) * share
+        return 1 - total / sum(w[q, i] for i in P)
+
+    return over_queries(w, cost, f)
 
 
-def loop_multisimilarity(f, y, triplets=None, mean_over="kept", max_positive=math.inf):
-    z, terms = unit(f), []
-    for a in range(len(y)):
-        s = z @ z[a]
-        positives, negatives = [p for p in P(y, a) if s[p] < max_positive], N(y, a)
-        if not positives or not negatives:
-            continue
-        kept_n = [n for n in negatives if s[n] + 0.1 > min(s[p] for p in positives)]
-        kept_p = [p for p in positives if s[p] - 0.1 < max(s[n] for n in negatives)]
-        if kept_p and kept_n:
-            pull = log1p_sum([-2 * (s[p] - 0.5) for p in kept_p], 0) / 2
-            terms.append(pull + log1p_sum([40 * (s[n] - 0.5) for n in kept_n], 0) / 40)
-    return sum(terms, 0 * f.sum()) / (len(y) if mean_over == "batch" else max(1, len(terms)))
+def loop_contextual(f, w, k=4, eps=0.05, lam=0.4):
+    """The value alone: its gradient is not that of the value."""
+    s, B = unit(f) @ unit(f).T, len(w)
+    d2 = (2 - 2 * s).clamp(min=0)
+
+    def near(i, k):
+        kth = sorted(d2[i].tolist())[k - 1]
+        return {j for j in range(B) if d2[i, j] <= kth + eps}
+
+    first, half, everyone = [near(i, k) for i in range(B)], [near(i, k // 2) for i in range(B)], set(range(B))
+
+    def weight(i, j):
+        if j not in first[i]:
+            return 0
+        far = everyone - first[i]
+        return (len(first[i] & first[j]) / len(first[i]) + len(far - first[j]) / max(1, len(far))) / 2
+
+    def smooth(i, j):
+        mutual = [m for m in half[i] if i in half[m]]
+        return sum(weight(m, j) for m in mutual) / len(mutual)
+
+    context, weights = 0, by_mean(w)
+    for i in range(B):
+        for j in range(B):
+            both = (smooth(i, j) + smooth(j, i)) / 2
+            context = context + (0 if i == j else weights[i, j] * (1 - both) ** 2 if w[i, j] > 0 else both**2)
+    rest = lam * loop_margins(f, w, 0.75, 0.6) + 0.1 * (s.mean() - 0.3) ** 2
+    return (1 - lam) * context / B**2 + rest
 
 
-def loop_normalized_npair(f, y, triplets=None):
-    z = unit(f)
-    two = {c: [i for i in range(len(y)) if y[i] == c][:2] for c in y.unique().tolist()}
-    two = {c: ij for c, ij in two.items() if len(ij) == 2}
-    terms = [
-        log1p_sum([25 * (z[a] @ z[q] - z[a] @ z[p]) for other, (_, q) in two.items() if other != c], 0 * f.sum())
-        for c, (a, p) in two.items()
-    ]
-    return mean(terms, 0 * f.sum())
-
-
-def loop_tuplet_margin(f, y, triplets=None):
-    z, zero = unit(f), 0 * f.sum()
-    c, everyone = z @ z.T, range(len(y))
-    tuplets = [
-        log1p_sum([64 * (c[a, n] - (c[a, p].arccos() - 0.1).cos()) for n in N(y, a)], zero)
-        for a in everyone
-        for p in P(y, a)
-    ]
-    cp, cn = [c[a, p] for a in everyone for p in P(y, a)], [c[a, n] for a in everyone for n in N(y, a)]
-    mean_p, mean_n = mean(cp, zero), mean(cn, zero)
-    spread = mean([relu(0.99 * mean_p - s) ** 2 for s in cp], zero) + mean(
-        [relu(s - 1.01 * mean_n) ** 2 for s in cn], zero
-    )
-    return mean(tuplets, zero) + 0.5 * spread
-
-
-CASES = {  # name -> (class, arguments, loop, arguments of the loop)
-    "contrastive": ("ContrastiveLoss", {}, loop_contrastive, {}),
-    "triplet": ("TripletLoss", {}, loop_triplet, {}),
-    "triplet, not squared": ("TripletLoss", {"squared": False}, loop_triplet, {"power": 1}),
-    "margin": ("MarginLoss", {}, loop_margin, {}),
-    "margin, per class": ("MarginLoss", {"n_classes": CLASSES}, loop_margin, {}),
-    "margin, pairs": ("MarginLoss", {"normalizer": "pairs"}, loop_margin, {"pairs": True}),
-    "snr": ("SNRLoss", {}, loop_snr, {}),
-    "snr, lam 0": ("SNRLoss", {"lam": 0.0}, loop_snr, {"lam": 0.0}),
-    "lifted": ("GeneralizedLiftedLoss", {}, loop_lifted, {}),
-    "npair": ("NPairLoss", {}, loop_npair, {}),
-    "angular": ("AngularLoss", {}, loop_angular, {}),
-    "histogram": ("HistogramLoss", {}, loop_histogram, {}),
-    "histogram, 11": ("HistogramLoss", {"bins": 11}, loop_histogram, {"bins": 11}),
-    "histogram, 11, published": (
-        "HistogramLoss",
-        {"bins": 11, "variant": "published"},
-        loop_histogram,
-        {"bins": 11, "lost": range(2, 8)},
-    ),
-    "multisimilarity": ("MultiSimilarityLoss", {}, loop_multisimilarity, {}),
-    "multisimilarity, SEC": (
-        "MultiSimilarityLoss",
-        {"mean_over": "batch", "max_positive": 0.3},
-        loop_multisimilarity,
-        {"mean_over": "batch", "max_positive": 0.3},
-    ),
-    "normalized_npair": ("NormalizedNPairLoss", {}, loop_normalized_npair, {}),
-    "tuplet_margin": ("TupletMarginLoss", {}, loop_tuplet_margin, {}),
+LOOPS = {
+    "smooth_ap": ("smooth_ap", {}, loop_smooth_ap),
+    "smooth_ap, soft": ("smooth_ap", {"tau": 0.2}, loop_smooth_ap),
+    "recall_at_k": ("recall_at_k", {}, loop_recall_at_k),
+    "recall_at_k, soft": ("recall_at_k", {"ks": (1, 3), "tau1": 0.5, "tau2": 0.2}, loop_recall_at_k),
+    **{f"pnp {kind}": ("pnp", {"kind": kind, "tau": 0.1, "alpha": 2.0, "b": 3.0}, loop_pnp) for kind in KINDS},
+    "pnp": ("pnp", {}, loop_pnp),
+    "supap": ("supap", {}, loop_supap),
+    "supap, other": ("supap", {"tau": 0.2, "rho": 3.0, "delta": 0.2, "offset": 0.5}, loop_supap),
+    "roadmap": ("roadmap", {}, loop_roadmap),
+    "roadmap, other": ("roadmap", {"lam": 0.3}, loop_roadmap),
+    "fast_ap": ("fast_ap", {}, loop_fast_ap),
+    "fast_ap, 7": ("fast_ap", {"bins": 7}, loop_fast_ap),
+    "contextual": ("contextual", {}, loop_contextual),
+    "contextual, other": ("contextual", {"k": 3, "eps": 0.3, "lam": 0.1}, loop_contextual),
 }
+DIFFER = ("smooth_ap", "recall_at_k", "supap", "roadmap")  # between the variants
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("given", ["labels", "boolean", "weights"])
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("case", CASES)
-def test_loops(case, seed):
-    """Value and gradient are those of the formula, over random batches; tuple losses with and without triplets."""
-    name, arguments, loop, loop_arguments = CASES[case]
-    f, labels = batch(seed, scale=0.7)
-    if name in ("NPairLoss", "AngularLoss"):  # one positive at most
-        labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 4, 5])
-    loss = make(name, **arguments)
-    for given in [None] if loss.uses == "batch" else [None, some_triplets(labels)]:
-        listed = all_triplets(labels) if given is None and loss.uses == "triplets" else given
-        listed = None if listed is None else torch.stack(listed, 1).tolist()
-        x = f.clone().requires_grad_()
-        expected = loop(x, labels, listed, **loop_arguments)
-        value = loss(x, labels, given)
-        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-9)
-        ours, theirs = (torch.autograd.grad(v, x)[0] for v in (value, expected))
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+@pytest.mark.parametrize("case", LOOPS)
+def test_loops(case, seed, given, variant):
+    """Value and gradient are those of the formula: uneven classes in any order, singletons, positives of any shape."""
+    name, more, loop = LOOPS[case]
+    f, same, loss = batch(seed), UNEVEN[:, None] == UNEVEN, make_loss(name, variant=variant, **more)
+    w = weights(seed) if given == "weights" else same.double()
+    value = loss(f, UNEVEN) if given == "labels" else loss(f, positives=same if given == "boolean" else w)
+    expected = loop(f, w, **more, **({"published": variant == "published"} if name in DIFFER else {}))
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-11)
+    if name != "contextual":
+        torch.testing.assert_close(slope(value, f), slope(expected, f), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("seed", range(4))
-def test_quadruplet_loop(seed, given):
-    """Corrected: one second negative of a third class for each triplet."""
-    f, labels = batch(seed, classes=5)
-    z = unit(f)
-    loss = ranking.QuadrupletLoss(margin=0.3, margin_2=0.4, seed=seed)
-    twin = ranking.QuadrupletLoss(seed=seed)  # draws the same
-    (a, p, n), kept = (some_triplets(labels), None) if given else twin.pairs(labels)
-    kept = torch.ones_like(a) > 0 if given else kept
-    draws = twin.draw(len(a), torch.device("cpu"))
-    n2, found = ranking.draw_outside(labels, labels[torch.stack((a, n), 1)], draws)
-    first, second = [], []
-    for i in range(len(a)):
-        if not kept[i]:
-            continue
-        assert labels[a[i]] == labels[p[i]] != labels[n[i]]
-        d_ap = dist(z[a[i]], z[p[i]])
-        first.append(relu(d_ap - dist(z[a[i]], z[n[i]]) + 0.3))
-        if found[i]:
-            assert labels[n2[i]] not in (labels[a[i]], labels[n[i]])
-            second.append(relu(d_ap - dist(z[n[i]], z[n2[i]]) + 0.4))
-    expected = mean(first, 0) + mean(second, 0)
-    torch.testing.assert_close(loss(f, labels, (a, p, n) if given else None), expected, rtol=1e-6, atol=1e-9)
+@pytest.mark.parametrize("more", [{}, {"k": 3, "eps": 0.3, "lam": 0.1}])
+@pytest.mark.parametrize("seed", range(3))
+def test_slope_of_contextual_is_ten_times_that_of_its_neighbourhoods(seed, more):
+    """Each entry of N and of N½ moves by 10 as d² falls by 1; what entries do is measured, their counts are fixed."""
+    f, w = batch(seed), (UNEVEN[:, None] == UNEVEN).double()
+    k, eps, lam = (more.get(name, default) for name, default in (("k", 4), ("eps", 0.05), ("lam", 0.4)))
+    d2 = 2 - 2 * unit(f) @ unit(f).T
+    near = lambda k: (d2 <= d2.sort(1)[0][:, [k - 1]] + eps).double()
+    counts, off = near(k).sum(1, keepdim=True), 1 - torch.eye(len(f))
+
+    def context(entries):
+        first, half = entries
+        shared = torch.einsum("im,jm->ij", first, first) / counts
+        shared_far = torch.einsum("im,jm->ij", 1 - first, 1 - first) / (len(f) - counts).clamp(min=1)
+        mutual = torch.einsum("im,mi->im", half, half)
+        smooth = torch.einsum("im,mj->ij", mutual, (shared + shared_far) / 2 * first) / mutual.sum(1, keepdim=True)
+        both = (smooth + smooth.T) / 2
+        return (1 - lam) * (((1 - both) ** 2 * w + both**2 * (1 - w)) * off).mean()
+
+    at, effect = torch.stack((near(k), near(k // 2))).detach(), torch.zeros(2, len(f), len(f), dtype=torch.float64)
+    for place in torch.ones_like(effect).nonzero():
+        step = torch.zeros_like(effect).index_put_(tuple(place), torch.tensor(1e-5, dtype=torch.float64))
+        effect[tuple(place)] = (context(at + step) - context(at - step)) / 2e-5
+    rest = lam * loop_margins(f, w, 0.75, 0.6) + 0.1 * ((unit(f) @ unit(f).T).mean() - 0.3) ** 2
+    expected = slope(rest - 10 * (effect.sum(0) * d2).sum(), f)
+    torch.testing.assert_close(slope(make_loss("contextual", **more)(f, UNEVEN), f), expected, rtol=1e-6, atol=1e-8)
 
 
-def test_quadruplet_published():
-    """All combinations of a triplet with the second negatives of all, drawn without regard to labels."""
-    f, labels = batch(1, size=8)
-    z, (a, p, n) = unit(f), some_triplets(labels, at_most=6)
-    n2, found = ranking.draw_outside(n, n[:, None], torch.rand(6, generator=generator(0, "QuadrupletLoss")))
-    assert found.all() and (n[n2] != n).all()
-    first = mean([relu(dist(z[a[i]], z[p[i]]) - dist(z[a[i]], z[n[i]]) + 0.2) for i in range(6)], 0)
-    terms = [relu(dist(z[a[i]], z[p[i]]) - dist(z[n[i]], z[n2[j]]) + 0.2) for i in range(6) for j in range(6)]
-    value = ranking.QuadrupletLoss(variant="published")(f, labels, (a, p, n))
-    torch.testing.assert_close(value, first + mean(terms, 0), rtol=1e-6, atol=1e-9)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# all triplets without listing them
-
-
-@pytest.mark.parametrize("name", [n for n in TUPLE if n != "QuadrupletLoss"])
-@pytest.mark.parametrize("variant", ["corrected", "published"])
-def test_none_is_all(name, variant):
-    """Without triplets = with the list of all, value and gradient, over batches of all kinds of classes."""
-    loss = make(name, variant=variant)
-    for seed in range(20):
-        f, labels = batch(seed, size=3 + seed, classes=1 + seed % 7)
-        x = f.requires_grad_()
-        values = [loss(x, labels), loss(x, labels, all_triplets(labels))]
-        torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(*(torch.autograd.grad(v, x)[0] for v in values), rtol=1e-5, atol=1e-7)
-
-
-def test_many_triplets():
-    """47.8 million triplets: as much as a sum anchor by anchor, in float32 to 6 digits."""
-    f = torch.randn(600, 8, generator=generator(0, "many"))
-    labels = torch.arange(600) // 200
-    z = unit(f.double())
-    d, (positives, negatives) = torch.cdist(z, z).square(), pair_masks(labels)
-    total = sum((d[a, positives[a]][:, None] - d[a, negatives[a]] + 1).clamp(min=0).sum() for a in range(600))
-    expected = total / (600 * 199 * 400)
-    torch.testing.assert_close(ranking.TripletLoss(1.0)(f, labels).double(), expected, rtol=1e-6, atol=0)
-
-
-NEAR = [
-    ("QuadrupletLoss", "some", {}),
-    ("QuadrupletLoss", None, {}),
-    ("ContrastiveLoss", "all", {}),
-    ("ContrastiveLoss", None, {}),
-    ("MarginLoss", None, {}),
-    ("TripletLoss", None, {"squared": False}),
-    ("TripletLoss", None, {}),
-]
-
-
-@pytest.mark.parametrize("name, given, more", NEAR)
-def test_nearly_equal(name, given, more):
-    """Embeddings a thousandth apart have the gradient in float32 that they have in float64, to 4 digits."""
-    g = generator(0, "near")
-    f = torch.randn(1, 64, generator=g) + 1e-3 * torch.randn(60, 64, generator=g)
-    labels, slopes = torch.arange(60) // 4, []
-    triplets = {"some": some_triplets(labels, at_most=60), "all": all_triplets(labels), None: None}[given]
-    for x in (f.clone().requires_grad_(), f.double().requires_grad_()):
-        slopes.append(torch.autograd.grad(make(name, **more).to(x.dtype)(x, labels, triplets), x)[0].double())
-    assert (slopes[0] - slopes[1]).norm() < 1e-4 * slopes[1].norm()
-
-
-@pytest.mark.parametrize("squared", [True, False])
-def test_near_duplicates_compiled(squared, monkeypatch):
-    """What a GPU and a compiled graph compute, without a look at the entries, is what the look finds."""
-    g = generator(1, "near")
-    f = unit(torch.randn(20, 32, generator=g)).repeat(2, 1)
-    f[20:] += 1e-4 * torch.randn(20, 32, generator=g) * (torch.arange(20) % 3)[:, None]
-    looked = batch_distances(f, squared)
-    exact = torch.cdist(f.double(), f.double())
-    torch.testing.assert_close(looked, (exact.square() if squared else exact).float(), rtol=1e-4, atol=1e-6)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    torch.testing.assert_close(batch_distances(f, squared), looked, rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize("margin", [0.0, 0.1, 0.5])
-def test_counts_under_ties(margin):
-    """Each triplet with a hinge above 0 is counted once on either side, whatever is equal."""
-    d = torch.tensor([0.0, 0.5, 0.5, 0.5]).repeat(4, 1)
-    positives, negatives = pair_masks(torch.tensor([0, 0, 1, 1]))
-    active = positives[:, :, None] & negatives[:, None] & (d[:, :, None] + margin > d[:, None])
-    torch.testing.assert_close(_active_counts(d, positives, margin), (active.sum(2) - active.sum(1)).float())
-
-
-@pytest.mark.parametrize("margin", [0.0, 0.2])
-@pytest.mark.parametrize("edge", ["duplicates", "duplicates across classes", "collapsed", "zero vectors"])
-def test_snr_under_ties(edge, margin):
-    """The mean is over the same active triplets whether they are listed or not."""
-    f, labels = FINITE[edge]
-    loss = ranking.SNRLoss(margin, lam=0.0)
-    torch.testing.assert_close(loss(f, labels), loss(f, labels, all_triplets(labels)), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_relative(name):
+    """Equal weights are as none."""
+    f, same, loss = batch(0), (UNEVEN[:, None] == UNEVEN).double(), make_loss(name)
+    torch.testing.assert_close(loss(f, positives=same / 8), loss(f, UNEVEN))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # pytorch-metric-learning 2.9.0
 
-
-def raw(kind):
-    return kind(normalize_embeddings=False)
-
-
-PML = {  # name -> (ours, theirs)
-    "contrastive": (ranking.ContrastiveLoss(), pml.ContrastiveLoss(reducer=MeanReducer())),
-    "triplet": (
-        ranking.TripletLoss(),
-        pml.TripletMarginLoss(0.2, distance=pml_distances.LpDistance(power=2), reducer=MeanReducer()),
-    ),
-    "triplet, not squared": (ranking.TripletLoss(squared=False), pml.TripletMarginLoss(0.2, reducer=MeanReducer())),
-    "margin": (ranking.MarginLoss(normalizer="pairs"), pml.MarginLoss(0.2, beta=1.2)),
-    "snr": (ranking.SNRLoss(lam=0), pml.TripletMarginLoss(0.2, distance=pml_distances.SNRDistance())),
-    "lifted": (
-        ranking.GeneralizedLiftedLoss(l2_weight=0),
-        pml.GeneralizedLiftedStructureLoss(1, 0, distance=raw(pml_distances.LpDistance)),
-    ),
-    "npair": (ranking.NPairLoss(l2_weight=0), pml.NTXentLoss(1, distance=raw(pml_distances.DotProductSimilarity))),
-    "angular": (
-        lambda f, y, t: ranking.AngularLoss(lam=1)(f, y) - ranking.AngularLoss(lam=0)(f, y),
-        lambda f, y, t: pml.AngularLoss(45)(unit(f), y),
-    ),
-    "histogram": (ranking.HistogramLoss(65), pml.HistogramLoss(n_bins=64)),
-    "multisimilarity": (
-        ranking.MultiSimilarityLoss(mean_over="batch"),
-        lambda f, y, t: pml.MultiSimilarityLoss(2, 40, 0.5)(f, y, pml_miners.MultiSimilarityMiner(0.1)(f, y)),
-    ),
-    "normalized_npair": (ranking.NormalizedNPairLoss(1), pml.NPairsLoss(distance=pml_distances.DotProductSimilarity())),
-    "tuplet_margin": (
-        ranking.TupletMarginLoss(),
-        lambda f, y, t: pml.TupletMarginLoss(math.degrees(0.1), 64)(f, y) + 0.5 * pml.IntraPairVarianceLoss()(f, y),
-    ),
+PML = {
+    **{f"pnp {k}": (make_loss("pnp", kind=k, tau=0.1), pml.PNPLoss(2, 4, 0.1, k)) for k in KINDS},
+    "pnp, sharp": (make_loss("pnp"), pml.PNPLoss(2, 4, 0.01, "Dq")),
+    "fast_ap": (make_loss("fast_ap"), pml.FastAPLoss(10)),
+    "fast_ap, 7": (make_loss("fast_ap", bins=7), pml.FastAPLoss(7)),
+    "margins": (make_loss("roadmap", lam=1.0), pml.ContrastiveLoss(0.9, 0.6, distance=CosineSimilarity())),
 }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", PML)
 def test_pytorch_metric_learning(name, seed):
-    """Value and gradient, on batches of two images a class; triplets come from its miner."""
-    ours, theirs = PML[name]
-    f, _ = batch(seed, size=16, dim=6)
-    f, labels = f.requires_grad_(), torch.randperm(16, generator=generator(seed, "labels")) % 8
-    given = pml_miners.TripletMarginMiner(0.3)(f, labels) if getattr(ours, "uses", "batch") == "triplets" else None
-    values = [loss(f, labels, given) for loss in (ours, theirs)]
-    torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(*(torch.autograd.grad(v, f)[0] for v in values), rtol=1e-5, atol=1e-8)
+    """Value and gradient, with uneven classes and singletons."""
+    f, labels = batch(seed, 40, 6), torch.randint(15, (40,), generator=generator(seed, "labels"))
+    values = [loss(f, labels) for loss in PML[name]]
+    torch.testing.assert_close(*values, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(*(slope(value, f) for value in values), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", TUPLE)
-def test_foreign_miner(name):
-    """Triplets of pytorch-metric-learning's miners are ours as they are."""
-    f, labels = batch(3, size=16)
-    value = make(name)(f.requires_grad_(), labels, pml_miners.TripletMarginMiner(0.3)(f, labels))
-    assert value.isfinite() and value > 0
+def beside_theirs(classes: int, images: int, noise=0.9):
+    """Smooth-AP on clusters: value there, ours as published and as corrected, cosine of their gradient with ours."""
+    g, labels = generator(classes, "clusters"), torch.arange(classes).repeat_interleave(images)
+    centres = torch.randn(classes, 64, generator=g, dtype=torch.float64)
+    f = centres[labels] + noise * torch.randn(len(labels), 64, generator=g, dtype=torch.float64)
+    f.requires_grad_()
+    losses = pml.SmoothAPLoss(), make_loss("smooth_ap", variant="published"), make_loss("smooth_ap")
+    values = [loss(f, labels) for loss in losses]
+    slopes = [slope(value, f).flatten() for value in values]
+    return [v.item() for v in values], [torch.cosine_similarity(slopes[0], x, dim=0).item() for x in slopes[1:]]
+
+
+def test_smooth_ap_there_is_right_for_as_many_classes_as_images():
+    for n in (3, 6, 8):
+        (theirs, ours, _), (cosine, _) = beside_theirs(n, n, noise=3.0)
+        assert ours > 0.01 and theirs == pytest.approx(ours, rel=1e-5) and cosine > 0.9999
+
+
+@pytest.mark.parametrize("classes, images, most", [(56, 2, 0.3), (28, 4, 0.3), (16, 4, 0.6)])
+def test_smooth_ap_there_is_wrong_otherwise(classes, images, most):
+    """Classes and images of a class are exchanged there: another value, and a gradient nearly at a right angle."""
+    (theirs, published, corrected), cosines = beside_theirs(classes, images)
+    assert theirs > 4 * max(published, corrected) and max(cosines) < most
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # edges
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("case", FINITE)
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_active(name):
-    """Singletons: nothing to rank, and the loss is 0 but for a norm penalty or a spread of negatives."""
-    f, labels = FINITE["singletons"]
-    x = f.clone().requires_grad_()
-    apart = {"TupletMarginLoss": {"lam": 0.0}, **dict.fromkeys(RAW, {"l2_weight": 0.0})}
-    value = make(name, **apart.get(name, {}))(x, labels)
+def test_finite_value_and_gradient(name, case, variant):
+    """On all batches that break losses, for labels and for a matrix, and the two agree."""
+    f, labels = FINITE[case]
+    x, loss = f.clone().requires_grad_(), make_loss(name, variant=variant)
+    value = loss(x, labels)
     value.backward()
-    assert value == 0 and (x.grad == 0).all()
+    assert value.isfinite() and value >= -1e-6 and x.grad.isfinite().all()
+    assert value.dtype == (torch.float64 if f.dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(loss(x, positives=labels[:, None] == labels), value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_nothing_to_rank(name, variant):
+    """Singletons: 0 with gradient 0; one class: nothing is before a positive but positives."""
+    f = batch(1)
+    value = make_loss(name, variant=variant, **({"lam": 0.0} if name == "roadmap" else {}))(f, torch.arange(10))
+    assert value == 0 and not slope(value, f).any()
+    if name != "recall_at_k":
+        one = make_loss(name, variant=variant, **({"lam": 0.0} if name == "roadmap" else {}))(f, torch.zeros(10).long())
+        assert one.item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_singletons_are_no_queries(name):
+    """Images of classes of their own stand in the lists and are asked for nothing; published SupAP counts them."""
+    f, labels = batch(2, 12), torch.tensor([0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8])
+    as_queries = torch.eye(12, dtype=torch.bool) | (labels[:, None] == labels)
+    more = {"lam": 0.0} if name == "roadmap" else {}
+    torch.testing.assert_close(make_loss(name, **more)(f, labels), make_loss(name, **more)(f, positives=as_queries))
+    if name in ("supap", "roadmap"):
+        corrected, published = (make_loss(name, variant=v, **more)(f, labels) for v in VARIANTS)
+        torch.testing.assert_close(published, corrected / 2 * (2 if more else 1))
+
+
+@pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("name", NAMES)
-def test_arguments(name):
-    """A wrong variant is refused; so are triplets where the whole batch is meant, and bad ones anywhere."""
-    f, labels = batch(0)
-    with pytest.raises(ValueError, match="'corrected', 'published'"):
-        make(name, variant="paper")
-    bad = tuple(index + 9 for index in some_triplets(labels))
-    with pytest.raises(ValueError, match="outside of the batch" if name in TUPLE else "without triplets"):
-        make(name)(f, labels, bad)
+def test_wrong_input_is_named(name, case):
+    f, labels, said = REFUSED[case]
+    with pytest.raises(ValueError) as error:
+        make_loss(name)(f, labels)
+    assert said in str(error.value)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", NAMES)
-def test_invariance(name):
-    """Rotating the embeddings changes nothing; nor their length, where the loss normalises; nor the batch's order."""
-    f, _ = batch(2, size=12)
-    labels = torch.arange(6).repeat_interleave(2)
-    value = make(name)(f, labels) if name != "QuadrupletLoss" else make(name)(f, labels, some_triplets(labels))
-    given = some_triplets(labels) if name == "QuadrupletLoss" else None
-    if name != "SNRLoss":  # variances are of coordinates
-        rotation = torch.linalg.qr(torch.randn(5, 5, generator=generator(0, "turn"), dtype=torch.float64))[0]
-        torch.testing.assert_close(make(name)(f @ rotation, labels, given), value, rtol=1e-8, atol=1e-10)
-    if make(name).normalizes:
-        lengths = torch.rand(12, 1, generator=generator(0, "lengths"), dtype=torch.float64) + 0.5
-        torch.testing.assert_close(make(name)(f * lengths, labels, given), value, rtol=1e-8, atol=1e-10)
-    if given is None and name != "NormalizedNPairLoss":  # there the first of a class is its anchor
-        order = torch.randperm(12, generator=generator(0, "order"))
-        torch.testing.assert_close(make(name)(f[order], labels[order]), value, rtol=1e-8, atol=1e-10)
+def test_nan_is_seen(name, wrong):
+    f = batch(0).detach()
+    f[9] = wrong  # a singleton
+    assert make_loss(name)(f, UNEVEN).isnan()
 
 
-@pytest.mark.parametrize("classes", [1, 2, 4, 20])
-def test_filled_classes(classes, monkeypatch):
-    """Normalised N-pair: places filled for a GPU change neither value nor gradient."""
-    filled = lambda labels, first_two=ranking.first_two: first_two(labels, fill=True)
-    for seed in range(10):
-        f, labels = batch(seed, size=5 + seed, classes=classes)
-        x, results = f.requires_grad_(), []
-        for function in (ranking.first_two, filled):
-            monkeypatch.setattr(ranking, "first_two", function)
-            value = make("NormalizedNPairLoss")(x, labels)
-            results.append((value, torch.autograd.grad(value, x)[0]))
-            monkeypatch.undo()
-        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("dtype, rtol", [(torch.float16, 0.02), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("name", ["smooth_ap", "recall_at_k", "pnp", "fast_ap"])
+def test_sixteen_bits_and_autocast_stay_near_float64(name, dtype, rtol):
+    """The rounding of the embeddings is all that is lost: not within the loss."""
+    more = {"smooth_ap": {"tau": 0.2}, "recall_at_k": {"tau2": 0.2}, "pnp": {"tau": 0.2}}.get(name, {})
+    f = batch(3, 24, 16).detach()
+    labels, loss = torch.arange(24) // 3, make_loss(name, **more)
+    x = f.to(dtype).requires_grad_()
+    exact, y = x.detach().double().requires_grad_(), x.detach().float().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value, single = loss(x, labels), loss(y, labels)
+    for total in (value, single, loss(exact, labels)):
+        total.backward()
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(loss(exact, labels).item(), rel=1e-5)
+    torch.testing.assert_close(y.grad.double(), exact.grad, rtol=1e-3, atol=1e-5)
+    assert (x.grad.double() - exact.grad).norm() < rtol * exact.grad.norm()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_invariances(name, variant):
+    """Neither a rotation, nor the lengths, nor the order of the batch, nor the names of the classes matter."""
+    f, loss = batch(0), make_loss(name, variant=variant)
+    value, order = loss(f, UNEVEN), torch.randperm(10, generator=generator(0, "order"))
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=generator(0, "turn"), dtype=torch.float64))[0]
+    longer = 0.5 + torch.rand(10, 1, generator=generator(0, "lengths"), dtype=torch.float64)
+    for same in (
+        loss(f[order], UNEVEN[order]),
+        loss(f @ turn, UNEVEN),
+        loss(longer * f, UNEVEN),
+        loss(f, 10**12 - 7 * UNEVEN),
+    ):
+        torch.testing.assert_close(same, value, rtol=1e-9, atol=1e-11)
+
+
+SMOOTH = {
+    "smooth_ap": {"tau": 0.2},
+    "recall_at_k": {"ks": (1, 2), "tau2": 0.2},
+    "pnp": {"tau": 0.2},
+    "supap": {"tau": 0.2},
+    "roadmap": {"tau": 0.2},
+    "fast_ap": {"bins": 7},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_slopes(name, variant):
+    """First and second derivatives."""
+    loss = make_loss(name, variant=variant, **SMOOTH[name])
+    assert gradcheck(lambda f: loss(f, UNEVEN), batch(0))
+    assert gradgradcheck(lambda f: loss(f, UNEVEN), batch(0))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_floor_of_recall(variant):
+    """What a batch of separated clusters has; no batch has less."""
+    for ks in ((1,), (1, 2, 4), (4, 16)):
+        loss = make_loss("recall_at_k", ks=ks, tau2=1e-4, variant=variant)
+        floor = loss.floor(UNEVEN)
+        perfect = loss(torch.eye(6, dtype=torch.float64)[UNEVEN] + 0.1 * batch(0, 10, 6).detach(), UNEVEN)
+        assert perfect.item() == pytest.approx(floor.item(), abs=0.002)
+        assert all(loss(batch(seed), UNEVEN) > floor - 1e-9 for seed in range(20))
+        torch.testing.assert_close(loss.floor((UNEVEN[:, None] == UNEVEN).float()), floor)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# chance, state, devices
+# blocks of rows
 
 
-@pytest.mark.parametrize("name", ["QuadrupletLoss", "NPairLoss", "AngularLoss"])
-def test_draws(name):
-    """A seed gives the same draws, another one others; copies go on alike; the global generator is not touched."""
-    f, labels = batch(0, size=12, classes=3)
-    before = torch.get_rng_state()
-    run = lambda loss: [loss(f, labels).item() for _ in range(4)]
-    assert run(make(name, seed=1)) == run(make(name, seed=1)) != run(make(name, seed=2))
-    loss = make(name, seed=1)
-    first = run(loss)
-    assert len(set(first)) > 1
-    assert run(copy.deepcopy(loss)) == run(loss)
-    assert run(pickle.loads(pickle.dumps(loss))) == run(loss)
-    assert torch.equal(before, torch.get_rng_state())
+@pytest.mark.parametrize("given", ["labels", "weights"])
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_blocks_are_the_whole(name, given):
+    """A batch in several blocks has value and gradient of the rows at once, to six digits in float32."""
+    g = generator(0, "blocks")
+    labels = torch.randint(300, (1200,), generator=g)  # classes of 1 to 12
+    f = torch.randn(300, 16, generator=g)[labels] + 0.8 * torch.randn(1200, 16, generator=g)
+    loss, z = make_loss(name), unit(f).requires_grad_()
+    pairing = labels if given == "labels" else weights(0, labels).float()
+    blocks = loss.sums(z, pairing)
+    whole = loss.terms(20, similarities(z), *pair_masks(pairing))
+    torch.testing.assert_close(blocks, whole, rtol=1e-6, atol=0)
+    ours, plain = (slope(sums[0], z) for sums in (blocks, whole))
+    assert (ours - plain).norm() < 2e-6 * plain.norm()
 
 
-def test_draw_outside():
-    """Never an excluded label, and uniform over the others."""
-    g = generator(0, "outside")
-    for _ in range(200):
-        labels = torch.randint(5, (12,), generator=g)
-        excluded = torch.randint(6, (40, 2), generator=g)
-        index, found = ranking.draw_outside(labels, excluded, torch.rand(40, generator=g))
-        allowed = (labels[None] != excluded[:, :1]) & (labels[None] != excluded[:, 1:])
-        assert torch.equal(found, allowed.any(1))
-        assert allowed[torch.arange(40), index][found].all()
-    labels = torch.tensor([0, 1, 2, 1, 0, 3])
-    index, _ = ranking.draw_outside(labels, torch.tensor([[1, 3]]).expand(6000, 2), torch.rand(6000, generator=g))
-    assert (index.bincount(minlength=6)[[0, 2, 4]] - 2000).abs().max() < 5 * math.sqrt(6000 * 2 / 9)
-    index = torch.stack(
-        [ranking.draw_positive(labels[[0, 4, 0, 1, 4]], torch.rand(5, generator=g))[0] for _ in range(3000)]
-    )
-    assert (index[:, 0].bincount(minlength=5)[[1, 2, 4]] - 1000).abs().max() < 5 * math.sqrt(3000 * 2 / 9)
+PEAK = """
+import resource, torch
+from dmlstudy.losses import make_loss
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def step(n):
+    f = torch.randn(n, 128, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    value = make_loss("{name}")(f, torch.arange(n) // {images})
+    value.backward()
+    assert value.isfinite() and f.grad.isfinite().all() and f.grad.any()
+step(64)
+before = peak()
+step({size})
+print(peak() - before)
+"""
 
 
-def test_margin_parameters():
-    """Beta trains with its own learning rate and no decay, on the classes of the anchors."""
-    f, labels = batch(0, classes=3)
-    loss = ranking.MarginLoss(n_classes=5, beta=0.6, beta_lr=0.1)
-    optimizer = torch.optim.SGD(loss.param_groups(1.0), lr=1.0, weight_decay=1.0)
-    loss(f, labels).backward()
-    optimizer.step()
-    moved = loss.beta.detach() != torch.tensor(0.6)
-    assert moved.any() and not moved[3:].any()
-    torch.testing.assert_close(loss.beta.detach(), 0.6 - 0.1 * loss.beta.grad)
-    with pytest.raises(ValueError, match="use loss.to"):
-        loss.to("meta")(f, labels)
+@pytest.mark.parametrize("name, size, images", [("smooth_ap", 4096, 2), ("fast_ap", 4096, 4), ("roadmap", 4096, 4)])
+def test_memory(name, size, images, limit=400):
+    """In MB, beyond what a small batch takes; one matrix of 4,096 has 67, one (B, 3, B) has 201."""
+    code = PEAK.format(name=name, size=size, images=images)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < limit
 
 
-def test_offset():
-    """The published distance adds 1e-6 to each coordinate, as torch's does."""
-    x = torch.randn(4, 5, generator=generator(0, "offset"), dtype=torch.float64)
-    index = torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3]), torch.tensor([3, 3, 3])
-    expected = torch.nn.functional.pairwise_distance(x[index[0]], x[index[1]])
-    torch.testing.assert_close(triplet_distances(x, index, offset=1e-6)[0], expected, rtol=0, atol=1e-14)
-
-
-@cuda
-@pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["corrected", "published"])
-@pytest.mark.parametrize("name", NAMES)
-def test_cuda(name, variant):
-    """The value of the CPU, without a single wait for the host, forward and backward."""
-    f, labels = batch(0, size=16)
-    f, given = f.float(), some_triplets(labels) if name in TUPLE else None
-    loss = make(name, variant=variant)
-    expected = make(name, variant=variant)(f, labels, given)
-    x, y = f.cuda().requires_grad_(), labels.cuda()
-    t = None if given is None else tuple(index.cuda() for index in given)
-    loss = loss.cuda()
-    loss(x, y, t).backward()  # makes its generator
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        value = loss(x, y, t)
-        value.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    if not isinstance(loss, ranking.DrawingLoss):
-        torch.testing.assert_close(value.cpu(), expected, rtol=1e-4, atol=1e-5)
-    assert x.grad.isfinite().all()
+@pytest.mark.slow
+@pytest.mark.parametrize("images", [2, 4])
+def test_memory_of_16384(images):
+    """Less than 1 GB, all told, where one matrix of similarities would have 1.1."""
+    test_memory("smooth_ap", 16384, images, limit=300)

@@ -1,7 +1,12 @@
 """Metrics against naive loops and other libraries, with ties, duplicates and odd shapes."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +19,16 @@ from sklearn.metrics import (
     pair_confusion_matrix,
 )
 
+from dmlstudy.comparison import class_intervals
 from dmlstudy.core import generator
 from dmlstudy.metrics import DEFAULT, METRICS, evaluate
 from dmlstudy.metrics import neighbours as search
 from dmlstudy.metrics.clustering import ami, contingency, f1, kmeans, nmi, score_gap, steady_centre, update
+from dmlstudy.metrics.linear import linear_accuracy
 from dmlstudy.metrics.neighbours import Gallery, as_points, nearest, product, score_points, search_blocks
 from dmlstudy.metrics.retrieval import retrieve
 from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
+from dmlstudy.metrics.verification import verification
 
 
 def embedding(n=200, c=20, d=12, noise=0.8, seed=0):
@@ -620,3 +628,120 @@ def test_cuda_gives_the_cpus_numbers():
         assert evaluate(f.cuda(), labels.cuda(), ["nmi"])["nmi"] == pytest.approx(
             evaluate(f, labels, ["nmi"])["nmi"], abs=0.02
         )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# relevance in place of labels
+
+
+def loop_relevance(f, g, R, own):
+    """recall@1, recall@3, map@r, r_precision and mean average precision, from sorted lists."""
+    f, g = (x / x.norm(dim=1, keepdim=True) for x in (f.double(), g.double()))
+    rows = []
+    for i in range(len(f)):
+        others = [j for j in range(len(g)) if not (own and i == j)]
+        others.sort(key=lambda j: (float((f[i] - g[j]).square().sum()), j))
+        hits = [bool(R[i, j] > 0) for j in others]
+        n = max(1, sum(hits))
+        precision = [sum(hits[: k + 1]) / (k + 1) * hit for k, hit in enumerate(hits)]
+        rows.append([any(hits[:1]), any(hits[:3]), sum(precision[: sum(hits)]) / n, sum(hits[: sum(hits)]) / n])
+        rows[-1].append(sum(precision) / n)
+    return torch.tensor(rows, dtype=torch.float64).mean(0).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing to find")
+@pytest.mark.parametrize("budget", [1, 2**28])
+@pytest.mark.parametrize("seed", range(3))
+def test_relevance_against_loops(seed, budget):
+    """One-sided grades, several labels an image, and a gallery of its own."""
+    g = generator(seed, "relevance")
+    f, gallery = torch.randn(40, 5, generator=g), torch.randn(25, 5, generator=g)
+    names = ["recall@1", "recall@3", "map@r", "r_precision", "map@40"]
+    graded = torch.rand(40, 40, generator=g) * (torch.rand(40, 40, generator=g) < 0.2)
+    graded[7] = 0
+    found = evaluate(f, metrics=names, relevance=graded, budget=budget)
+    assert [*found.values()] == pytest.approx(loop_relevance(f, f, graded, True))
+    tags, tags_gallery = (torch.rand(n, 6, generator=g) < 0.25 for n in (40, 25))
+    shared = (tags[:, None] & tags).any(2)
+    found = evaluate(f, metrics=names, relevance=tags, budget=budget)
+    assert [*found.values()] == pytest.approx(loop_relevance(f, f, shared, True))
+    shared = (tags[:, None] & tags_gallery).any(2)
+    for relevance in ((tags, tags_gallery), shared, shared.numpy()):
+        found = evaluate(f, metrics=names, f_gallery=gallery, relevance=relevance, budget=budget)
+        assert [*found.values()] == pytest.approx(loop_relevance(f, gallery, shared, False))
+
+
+def test_relevance_is_checked():
+    f = torch.randn(6, 3, generator=generator(0, "relevance"))
+    for wrong in (torch.eye(5), torch.ones(6), (torch.eye(6), torch.eye(4)), torch.ones(6, 2, 2)):
+        with pytest.raises(ValueError, match=r"relevance is \(6, 6\), or a label matrix \(6, classes\)"):
+            evaluate(f, relevance=wrong)
+    for more in ({"labels": torch.arange(6)}, {"f_gallery": f, "labels_gallery": torch.arange(6)}):
+        with pytest.raises(ValueError, match="not both"):
+            evaluate(f, relevance=torch.eye(6), **more)
+    with pytest.raises(ValueError, match="only retrieval, spectrum and norms are defined, not nmi"):
+        evaluate(f, metrics=["nmi"], relevance=torch.eye(6))
+    with pytest.warns(UserWarning, match="6 of 6 queries have nothing to find"):
+        assert {"recall@1", "rho", "norm_cv"} < evaluate(f, relevance=torch.eye(6)).keys()
+
+
+RELEVANCE_MEMORY = """
+import torch
+from dmlstudy.core import generator
+from dmlstudy.metrics import evaluate
+
+def pages(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) / 1024
+
+torch.set_num_threads(1)
+g = generator(0, "memory")
+f, tags = torch.randn(12000, 16, generator=g), torch.rand(12000, 200, generator=g) < 0.01
+evaluate(f[:3000], metrics=["map@r"], relevance=tags[:3000])
+before = pages("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+evaluate(f, metrics=["recall@1", "map@r"], relevance=tags, budget=2**26, progress=False)
+print(pages("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_relevance_of_labels_is_never_held_whole():
+    """12,000 images with some of 200 labels each: the matrix of what they share would be 576 MB."""
+    command = [sys.executable, "-c", RELEVANCE_MEMORY]
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back at once
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=300, check=True)
+    assert float(done.stdout) < 300, done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# numbers at their ends
+
+
+def test_linear_accuracy_of_nothing_is_no_score():
+    """NaN features, and a single image or class, were a perfect score."""
+    f, labels = torch.randn(8, 3, generator=generator(0, "linear")), torch.arange(8) % 2
+    assert 0 <= linear_accuracy(f, labels, f, labels) <= 1
+    for fitted, tested in ((f * math.nan, f), (f, f * math.nan)):
+        with pytest.raises(ValueError, match="8 of 8 .*features hold NaN"):
+            linear_accuracy(fitted, labels, tested, labels)
+    for n in (1, 4):
+        with pytest.raises(ValueError, match=f"two or more classes; got {n} of 1"):
+            linear_accuracy(f[:n], labels[:n] * 0, f, labels)
+
+
+def test_threshold_of_a_collapsed_embedding_is_a_number():
+    """All distances are 0 and no threshold is better than another: a number, so that the record is JSON."""
+    pairs = [(0, 1, 1), (2, 3, 1), (0, 2, 0), (1, 3, 0), (1, 2, 0), (0, 3, 0)]
+    found = verification(torch.ones(4, 3), torch.tensor([0, 0, 1, 1]), pairs, folds=2)
+    assert found["threshold"] == -1 and found["accuracy"] == pytest.approx(4 / 6)
+    assert math.isfinite(json.loads(json.dumps(found["threshold"], allow_nan=False)))
+
+
+def test_norm_mean_of_very_long_embeddings_is_finite():
+    """1e300 squared is no number, nor is the sum of many 1e306."""
+    f, labels = torch.full((60, 4), 1e300, dtype=torch.float64), torch.arange(60) // 2
+    table = class_intervals(f, labels, ["norm_mean"])
+    assert table["value"].item() == pytest.approx(2e300) and table["high"].item() == pytest.approx(2e300)
+    many = torch.full((1000, 4), 1e306, dtype=torch.float64)
+    assert evaluate(many, torch.arange(1000), ["norm_mean"])["norm_mean"] == pytest.approx(2e306)

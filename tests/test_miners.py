@@ -183,7 +183,10 @@ def test_new_tensors_are_told_their_device(case):
 
 
 @pytest.mark.parametrize("options", [{}, {"upper_cutoff": 1.4, "weight_cap": 0.5}])
-def test_distance_miner_waits_for_nothing(options):
+def test_distance_miner_waits_for_nothing(options, monkeypatch):
+    monkeypatch.setattr(
+        torch.compiler, "is_compiling", lambda: True
+    )  # as on a GPU: only on the CPU is a norm looked at
     f, labels, miner = torch.randn(24, 8, generator=generator(7)), torch.arange(24) // 3, DistanceMiner(**options)
     with Operations() as seen:
         miner.draw(f, labels, uniforms(f, generator(7)))

@@ -32,7 +32,6 @@ Mined = Own(losses.TripletMarginLoss(), miner="distance", regularizer="sec")
 def as_it_was(monkeypatch, tmp_path):
     """In a folder of its own; no row stays behind."""
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
-    monkeypatch.setenv("DMLSTUDY_EXTEND", "")
     before = dict(METHODS)
     yield
     METHODS.clear()
@@ -56,15 +55,15 @@ def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "2 runs, 0 of them recorded" in told and "Nothing to compare with" in told and "**MyLoss**" in told
     assert cli.main([*words, "--dry-run"]) == 0
-    assert "6 runs in" in capsys.readouterr().out
+    assert "6 runs on" in capsys.readouterr().out
     status = cli.main([*words, "--methods", "MyLoss; Circle; Anchors; Mined; Softmax"])
     told = capsys.readouterr().out
     assert status == 0 and told.count("Softmax (") == 4, told
-    table = pd.read_csv(tmp_path / "outputs/own/tables/Anchors_Circle_Mined_MyLoss_glyphs_fine.csv")
+    table = pd.read_csv(tmp_path / "outputs/custom/tables/Anchors_Circle_Mined_MyLoss_glyphs_fine.csv")
     assert {*table["method"]} == {"MyLoss", "Circle", "Anchors", "Mined", "Softmax"}
     mine = table[table["yours"]]
     assert mine["difference low"].le(mine["difference high"]).all() and (mine["seeds"] == 2).all()
-    assert (tmp_path / "outputs/own/figures/Anchors_Circle_Mined_MyLoss_glyphs_fine.png").stat().st_size > 5000
+    assert (tmp_path / "outputs/custom/figures/Anchors_Circle_Mined_MyLoss_glyphs_fine.png").stat().st_size > 5000
     assert not (tmp_path / "outputs/records").exists(), "the study's records stay as they are"
     status = cli.main([*words, "--methods", "MyLoss; Softmax"])
     assert status == 0 and "4 runs, 4 of them recorded; 0 to train" in capsys.readouterr().out
@@ -150,3 +149,29 @@ def test_equal_runs_give_equal_records_though_the_loss_draws():
     first = strip(fit(run, "cpu"))
     torch.rand(5)
     assert strip(fit(run, "cpu")) == first
+
+
+def test_a_file_that_ends_python_is_reported(tmp_path, capsys):
+    file = tmp_path / "ends.py"
+    file.write_text("raise SystemExit(0)")
+    assert cli.main(["run", "--profile", "drill", "--extend", str(file)]) == 2
+    assert "cannot be read: SystemExit: 0" in capsys.readouterr().err
+
+
+def test_a_changed_helper_is_another_loss(tmp_path):
+    """Modules beside the file are found, also below a package, and count as part of it."""
+    (tmp_path / "parts_of_mine").mkdir()
+    (tmp_path / "parts_of_mine/__init__.py").write_text("from .far import FAR\n")
+    deep = tmp_path / "parts_of_mine/far.py"
+    deep.write_text("FAR = 1.0\n")
+    file = tmp_path / "helped.py"
+    file.write_text(
+        "import torch\nfrom parts_of_mine import FAR\n\n\nclass Helped(torch.nn.Module):\n"
+        "    def forward(self, f, labels):\n        return FAR * f.norm()\n"
+    )
+    keys = []
+    for text in ("FAR = 1.0\n", "FAR = 2.0\n", "FAR = 1.0\n"):
+        deep.write_text(text)
+        assert own.extend(file) == ["Helped"]
+        keys.append(make_run(method="Helped").key())
+    assert keys[0] == keys[2] != keys[1]

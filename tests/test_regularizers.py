@@ -33,6 +33,12 @@ def batch(*purpose, n=60, dim=64, dtype=torch.float64):
     return (f * 10 * (0.6 * torch.randn(n, 1, generator=g, dtype=torch.float64)).exp()).to(dtype).requires_grad_()
 
 
+def named(name, **hyperparameters):
+    """A regularizer by its name, on pairs of neighbours where it asks for labels."""
+    reg = make_regularizer(name, **hyperparameters)
+    return lambda f: reg(f, torch.arange(len(f), device=f.device) // 2)
+
+
 def grad(value, f):
     return torch.autograd.grad(value, f)[0]
 
@@ -71,7 +77,7 @@ def test_detaching_the_mean_changes_nothing_without_memory(dtype, eps):
 
 def test_detaching_the_mean_matters_with_memory():
     first, f = batch("first"), batch("second")
-    sec = SEC(eta=1, momentum=0.3)
+    sec = SEC(eta=1, momentum=0.3).double()
     sec(first)
     n, old = f.norm(dim=1), first.detach().norm(dim=1).mean()
     attached = (n - (0.7 * old + 0.3 * n.mean())).square().mean()
@@ -84,7 +90,7 @@ def test_detaching_the_mean_matters_with_memory():
 
 @pytest.mark.parametrize("momentum", [1.0, 0.5, 0.01])
 def test_running_mean(momentum):
-    sec, mu = SEC(eta=1, momentum=momentum), None
+    sec, mu = SEC(eta=1, momentum=momentum).double(), None
     for t in range(20):
         f = batch("running", t)
         now = f.detach().norm(dim=1).mean().item()
@@ -115,9 +121,9 @@ def test_l2_gradient():
 @names
 def test_gradcheck_and_weight(name):
     f = batch("gradcheck", n=5, dim=3)
-    assert torch.autograd.gradcheck(make_regularizer(name, eta=0.3), f)
-    assert abs(make_regularizer(name, eta=0.6)(f).item() / make_regularizer(name, eta=0.2)(f).item() - 3) < 1e-12
-    assert make_regularizer(name, eta=0)(f).item() == 0
+    assert torch.autograd.gradcheck(named(name, eta=0.3), f)
+    assert abs(named(name, eta=0.6)(f).item() / named(name, eta=0.2)(f).item() - 3) < 1e-12
+    assert named(name, eta=0)(f).item() == 0
 
 
 @names
@@ -125,22 +131,23 @@ def test_gradcheck_and_weight(name):
 def test_odd_batches_are_finite(name, dtype):
     for f in (torch.zeros(3, 4), torch.ones(1, 4), torch.ones(0, 4), torch.full((2, 512), 6e4), torch.eye(3, 4)):
         f = f.to(dtype).requires_grad_()
-        value = make_regularizer(name, eta=1e-3)(f)
+        value = named(name, eta=1e-3)(f)
         assert value.dtype == torch.float32 and value.isfinite() and value.ndim == 0
         g = grad(value, f)
         assert g.isfinite().all() and g.dtype == dtype
     f = batch("16 bit").detach().to(dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = make_regularizer(name)(f)
-    assert torch.equal(mixed, make_regularizer(name)(f.float()))
+        mixed = named(name)(f)
+    assert torch.equal(mixed, named(name)(f.float()))
 
 
 @names
 def test_a_batch_without_rows_leaves_no_trace(name):
     reg, f = make_regularizer(name, **({"momentum": 0.5} if name == "sec" else {})), batch("after")
     fresh = copy.deepcopy(reg)
-    reg(torch.zeros(0, 4))
-    assert torch.equal(reg(f), fresh(f))
+    reg(torch.zeros(0, 4), torch.zeros(0).long())
+    labels = torch.arange(len(f)) // 2
+    assert torch.equal(reg(f, labels), fresh(f, labels))
 
 
 @pytest.mark.parametrize("name", ["sec", "l2"])
@@ -360,7 +367,7 @@ def test_mixing_by_hand():
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=gpu) for name in REGULARIZERS])
 def test_no_wait_on_a_gpu(name):
-    f, reg = torch.randn(12, 8, device="cuda", requires_grad=True), make_regularizer(name)
+    f, reg = torch.randn(12, 8, device="cuda", requires_grad=True), named(name)
     reg(f)  # the first batch is looked at
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -369,7 +376,7 @@ def test_no_wait_on_a_gpu(name):
             ManifoldMixup().draw(f)(f)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert abs(reg(f).item() / make_regularizer(name)(f.detach().cpu()).item() - 1) < 1e-4
+    assert abs(reg(f).item() / named(name)(f.detach().cpu()).item() - 1) < 1e-4
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -394,3 +401,25 @@ def test_mixing_an_input_given_by_name():
         with mixup.hook(model, labels, generator(9)):
             mixed.append(call())
     assert torch.equal(*mixed) and not torch.equal(mixed[0], 2 * x)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_ring_starts_at_the_first_finite_batch(wrong):
+    """A first batch that diverged leaves neither a radius nor a trace in the optimiser."""
+    ring = make_regularizer("ring")
+    optimizer = torch.optim.Adam(ring.parameters(), lr=0.1)
+    for f in (torch.full((4, 3), wrong), 2.0 * torch.eye(3), 3.0 * torch.eye(3)):
+        optimizer.zero_grad()
+        value = ring(f.requires_grad_())
+        value.backward()
+        optimizer.step()
+        assert value.isfinite() == f.isfinite().all()
+    assert 1.9 < ring.radius < 2.3
+
+
+def test_a_float64_batch_leaves_the_type_of_the_running_mean():
+    sec = make_regularizer("sec", momentum=0.1)
+    for dtype in (torch.float64, torch.float32, torch.float16):
+        sec(torch.eye(3, dtype=dtype) * 3)
+        assert sec.mu.dtype == torch.float32
+    assert sec.mu == 3 and sec.double().mu.dtype == torch.float64

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from dmlstudy import records, report
-from dmlstudy.batch import _own_folder, execute_copy, notebooks
 from dmlstudy.core import make_run
 from dmlstudy.look import dots
+from dmlstudy.report import draw, notebooks
 from dmlstudy.study import run_of
 
 STEMS = ("roth_table2", "roth_table10", "roth_fig1", "roth_fig12", "sec_main", "sec_table1", "sec_fig1", "claims")
@@ -139,7 +139,7 @@ def test_nothing_to_draw_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     records.write_batch("smoke", [imagenet])
     source = notebooks() / "paper/roth_fig1.ipynb"
-    execute_copy(source, tmp_path / "fig1.ipynb", {"profile": "smoke"})
+    assert draw([(source, tmp_path / "fig1.ipynb", {"profile": "smoke"})], 1) == []
     assert "nothing to draw: profile smoke has no records" in (tmp_path / "fig1.ipynb").read_text()
     fig, ax = plt.subplots()
     dots(ax, pd.DataFrame({"mean": [], "low": [], "high": []}))
@@ -191,9 +191,9 @@ def test_in_a_browser(page, width, tmp_path):
 DRAW = """
 import sys
 from pathlib import Path
-from dmlstudy.report import one_process
-with one_process() as execute:
-    execute(Path(sys.argv[1]), Path(sys.argv[2]), {})
+from dmlstudy.report import draw
+if __name__ == "__main__":
+    draw([(Path(sys.argv[1]), Path(sys.argv[2]), {})], 1)
 """
 
 
@@ -215,9 +215,25 @@ def test_killed_while_it_draws(tmp_path, monkeypatch):
         time.sleep(0.1)
     process.kill()
     process.wait()
-    kernel = int(drawing.read_text())
-    while psutil.pid_exists(kernel) and time.monotonic() < end:  # it ends with the process that started it
+    worker = int(drawing.read_text())
+    while psutil.pid_exists(worker) and time.monotonic() < end:  # it ends with the process that started it
         time.sleep(0.1)
-    assert not psutil.pid_exists(kernel) and not [*(tmp_path / "temporary").iterdir()]
-    with _own_folder() as own:
-        assert {file.name for file in own.parent.iterdir()} == {"lock", own.name}
+    assert not psutil.pid_exists(worker) and not [*(tmp_path / "temporary").iterdir()]
+
+
+def test_a_notebook_that_takes_its_process_along_is_named_and_the_others_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
+    for name, code in (("dies", "import os\nos._exit(3)"), ("fails", "print('a')\n{}['b']"), ("works", "6 * 7")):
+        cells = [nbformat.v4.new_code_cell("x = 1", metadata={"tags": ["parameters"]}), nbformat.v4.new_code_cell(code)]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kind), tmp_path / f"{name}.ipynb")
+    tasks = [
+        (tmp_path / f"{name}.ipynb", tmp_path / f"out/{name}.ipynb", {"x": 2}) for name in ("dies", "fails", "works")
+    ]
+    dead, failed = draw(tasks, 1)
+    assert "dies.ipynb" in dead.what and "BrokenProcessPool" in dead.why
+    assert failed.why == "KeyError: 'b'" and failed.cell == 3
+    done = nbformat.read(tmp_path / "out/works.ipynb", 4)
+    assert done.cells[-1].outputs[0]["data"]["text/plain"] == "42" and "x = 2" in done.cells[1].source
+    kinds = [output.output_type for output in nbformat.read(tmp_path / "out/fails.ipynb", 4).cells[-1].outputs]
+    assert kinds == ["stream", "error"]

@@ -379,13 +379,14 @@ def test_monitors_of_each_step_change_nothing_and_go_on(tmp_path):
 def test_the_record_holds_what_the_rules_choose():
     record = fit(make_run(TINY, method="Softmax", lr=3e-3, steps=8, eval_every=1), device="cpu")
     test, chosen = record["curves"]["test"], train.chosen_steps(record["curves"])
-    assert {*record["classes"]["hits"]} == {*map(str, chosen.values())} and chosen["last"] == 8
+    assert {*record["classes"]["hits"]} == {*map(str, sum(chosen.values(), []))} and chosen["last"] == [8]
+    assert len(chosen["window"]) == 3 and 0 not in chosen["window"]
     for step, hits in record["classes"]["hits"].items():
         assert all(h <= n for h, n in zip(hits, record["classes"]["n"], strict=True))
         recall = test["recall@1"][test["step"].index(int(step))]
         assert sum(hits) / sum(record["classes"]["n"]) == pytest.approx(recall, abs=1e-6)
     for spectra in record["spectra"].values():
-        assert {*spectra} == {str(chosen["validation"])}
+        assert {*spectra} == {*map(str, chosen["validation"])}
         assert all(s == sorted(s, reverse=True) and 0 < sum(s) < 1.001 for s in spectra.values())
     assert json.loads(json.dumps(record)) == record
 

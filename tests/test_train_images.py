@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 import torch
+from miniatures import accept, build, photograph
 from PIL import Image
-from test_data_images import accept, build, photograph
 from test_train import on_gpu, steps_without_waiting, stop_at
 
 from dmlstudy import feeds, train

@@ -1,19 +1,16 @@
 """Run every check in order, and say what to do when one fails: python tools/check.py [NAME ...]."""
 
-import io
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
+from dmlstudy.records import alike
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 KEPT = ("nbs", "dmlstudy", "tests", "tools", "outputs", "README.md", "index_files")
-PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "smoke", "live"}  # what a run may leave
+PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "smoke", "custom"}  # what a run may leave
 
 TWO = ("-n", "2", "--dist", "loadfile", "--durations", "10")  # workers; what a file prepares is prepared once
 CHECKS = [  # name, commands, what it means when files change
@@ -32,24 +29,6 @@ SLOW = [
     ("outputs", [["dmlstudy", "tables", "--profile", "glyphs"]], "outputs/ differ from what the records give"),
     ("slow", [["pytest", *TWO, "-m", "slow"]], "a test wrote into the tree"),
 ]
-
-
-NUMBER = re.compile(rb"-?\d+\.?\d*(?:e[-+]?\d+)?")
-PICTURE = re.compile(rb"[A-Za-z0-9+/=]{1000,}")  # in base64, on a page
-
-
-def alike(before: bytes | None, after: bytes | None, kind: str) -> bool:
-    """The same, but for what may differ between processors: rounding (1e-6) and the edges of drawn lines."""
-    if before is None or after is None or before == after:
-        return before == after
-    if kind == ".png":
-        a, b = (np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), int) for content in (before, after))
-        return a.shape == b.shape and (np.abs(a - b).max(-1) > 32).mean() < 1e-4
-    if kind not in (".csv", ".md", ".html"):
-        return False
-    before, after = (PICTURE.sub(b"", content) for content in (before, after))
-    a, b = ([float(n) for n in NUMBER.findall(content)] for content in (before, after))
-    return NUMBER.sub(b"", before) == NUMBER.sub(b"", after) and len(a) == len(b) and np.allclose(a, b, 1e-6, 1e-6)
 
 
 def snapshot() -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """Write the site: notebooks, reference and tables as static pages in _docs/site. Nothing of it needs a network."""
 
 import ast
+import html
 import json
 import re
 import shutil
@@ -17,6 +18,8 @@ SOURCE, SITE = ROOT / "_docs/source", ROOT / "_docs/site"
 MATH = re.compile(r"(```.*?```|`[^`\n]+`)|\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)", re.S)
 BADGE = re.compile(r"!\[[^\]]*\]\(https:[^)]*\) *")
 DIRECTIVE = re.compile(r"^#\s*\|.*\n?", re.M)
+
+PUBLISHED = ("claims.md", "claims.csv", "tables/*.md", "tables/*.csv", "figures/*.png", "answers/*.md", "bench/*")
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
 if (location.protocol === "file:") {
@@ -79,6 +82,26 @@ def page_of(path: Path) -> Path:
     return target
 
 
+def harmless(text: str) -> str:
+    """A table or an answer as text: no markup of its own, no link that runs something, no picture from elsewhere."""
+
+    def link(found: re.Match) -> str:
+        picture, words, address = found.groups()
+        scheme = re.match(r"([a-z][\w+.-]*:|//)", re.sub(r"[\s\x00-\x20]", "", html.unescape(address)).lower())
+        return words if scheme and (picture or scheme[1] not in ("http:", "https:")) else found[0]
+
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", link, text.replace("<", "&lt;"), flags=re.S)
+
+
+def publish(outputs: Path, target: Path) -> None:
+    """Copy what the site shows of the outputs; whatever is not named in PUBLISHED, such as a user's own, stays here."""
+    for path in (path for pattern in PUBLISHED for path in outputs.glob(pattern)):
+        (target / path.relative_to(outputs)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target / path.relative_to(outputs))
+        if path.suffix == ".md":
+            write(target / path.relative_to(outputs), harmless(path.read_text(encoding="utf-8")))
+
+
 def reference(module: Path) -> Path:
     """The public names of a module: signatures with the meaning of each argument, and where the source is explained."""
     text = module.read_text(encoding="utf-8")
@@ -104,13 +127,7 @@ def main() -> None:
     shutil.rmtree(ROOT / "_docs", ignore_errors=True)
     start = with_math(BADGE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))).replace(".ipynb)", ".md)")
     write(SOURCE / "index.md", re.sub(r"\]\((outputs/(?:tables|figures))\)", r"](\1/index.md)", start))
-    shutil.copytree(
-        ROOT / "outputs",
-        SOURCE / "outputs",
-        ignore=lambda d, names: [
-            n for n in names if n in ("runs", "records", "notebooks", "live") or n.endswith((".html", ".pdf", ".jsonl"))
-        ],
-    )
+    publish(ROOT / "outputs", SOURCE / "outputs")
     write(SOURCE / "assets/iframe-worker.js", SHIM)
     shutil.copy(ROOT / "CITATION.cff", SOURCE)
     folders = {"Tutorials": "tutorials", "Tables and figures": "paper", "Experiments": "experiments", "Speed": "bench"}
@@ -145,4 +162,5 @@ def main() -> None:
     print(f"{len([*SITE.rglob('*.html')])} pages: {SITE / 'index.html'}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -52,16 +52,22 @@ def _members(archive: Path) -> Iterator[tuple[str, str, int, Callable]]:
                 kind = "folder" if m.is_dir() else kinds.get(m.external_attr >> 28, "device")
                 yield m.filename, "encrypted file" if m.flag_bits & 1 else kind, m.file_size, partial(z.open, m)
     else:
-        raise ValueError(f"{archive} was not unpacked: it is neither a tar nor a zip archive, or damaged; {_NEW}")
+        raise _Refused(f"{archive} was not unpacked: it is neither a tar nor a zip archive, or damaged; {_NEW}")
 
 # %% ../../nbs/13_data.archives.ipynb #48c86400
+class _Refused(ValueError):
+    "What is wrong with an archive that can be read"
+
+
 @contextmanager
 def _unpacking(archive: Path, folder: Path) -> Iterator[None]:
     "What a damaged archive raises becomes a ValueError that names it; a full disk names both"
     impossible = (None, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
-    damaged = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, zlib.error, OSError)
+    damaged = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, zlib.error, OSError, ValueError)
     try:
         yield
+    except _Refused:
+        raise
     except NotImplementedError as error:  # a zip's compression that Python does not know
         raise ValueError(f"{archive} was not unpacked ({error}): unpack it by another program") from error
     except damaged as error:
@@ -72,18 +78,23 @@ def _unpacking(archive: Path, folder: Path) -> Iterator[None]:
             raise
         raise ValueError(f"{archive} was not unpacked: it is damaged ({error}); {_NEW}") from error
 
+# %% ../../nbs/13_data.archives.ipynb #48c86401
+_MEMBERS = 150_000  # the largest of the data sets, SOP, has 120,072
+
 
 def _unpack(archive: Path, stage: Path, most: float) -> int:  # files written
-    n, total, free = 0, 0, shutil.disk_usage(stage).free
+    n, total, members, free = 0, 0, 0, shutil.disk_usage(stage).free
     for name, kind, size, _ in _members(archive):  # all of them before the first is written
         path, total = PurePosixPath(name), total + size
         wrong = {"leaves the folder": leaves(name), f"lies {len(path.parts)} folders deep": len(path.parts) > 64}
         wrong |= {"is encrypted": kind == "encrypted file", f"is a {kind}": kind not in ("file", "folder")}
         if why := [words for words, is_so in wrong.items() if is_so]:
-            raise ValueError(f"{archive} was not unpacked: its member {name[:80]!r} {why[0]}")
+            raise _Refused(f"{archive} was not unpacked: its member {name[:80]!r} {why[0]}")
+        if (members := members + 1) > _MEMBERS:
+            raise _Refused(f"{archive} was not unpacked: it holds more than {_MEMBERS:,} members")
         if total > most:
             why = f"it holds more than {most / 1e6:,.0f} MB, which cannot be right"
-            raise ValueError(f"{archive} was not unpacked: {why}")
+            raise _Refused(f"{archive} was not unpacked: {why}")
         if total > free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for name, kind, _, opened in _members(archive):
@@ -93,6 +104,8 @@ def _unpack(archive: Path, stage: Path, most: float) -> int:  # files written
             with opened() as source, open(stage / path, "wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             n += 1
+    if not n:
+        raise _Refused(f"{archive} was not unpacked: it holds no file; {_NEW}")
     return n
 
 # %% ../../nbs/13_data.archives.ipynb #c25d6ce4

@@ -43,11 +43,20 @@ def _to_rgb(image: Image.Image) -> Image.Image:  # mode RGB, upright
     return image.convert("RGB")
 
 
+_MOST = 100_000_000  # pixels: more than any camera of today takes, and some seconds to decode
+
+
 def open_image(path: str | Path) -> Image.Image:  # mode RGB, upright
     "Read an image file, or say which one cannot be read"
     try:
-        with Image.open(path) as image:
-            return _to_rgb(image)
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+            raise ValueError("it is a pipe, a device or a folder")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is the one that holds
+            with Image.open(path) as image:
+                if (pixels := image.width * image.height) > _MOST:
+                    raise ValueError(f"it has {pixels:,} pixels, more than {_MOST:,}: save it smaller")
+                return _to_rgb(image)
     except Exception as error:  # decoders raise many kinds
         raise ValueError(f"the image {path} cannot be read: {error}") from error
 
@@ -131,8 +140,8 @@ def _decode(folder: Path, name: str, side: int, strict: bool) -> tuple[np.ndarra
     "Pixels, and the source's size, time and SHA-256; of an unreadable image None, and the reason first"
     state = _state(folder / name)
     try:
-        sha = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        return np.asarray(short_side(open_image(folder / name), side)), [*state, sha]
+        pixels = np.asarray(short_side(open_image(folder / name), side))
+        return pixels, [*state, hashlib.sha256((folder / name).read_bytes()).hexdigest()]
     except (ValueError, OSError) as error:
         if strict:
             raise ValueError(f"{error}. Replace it, or leave such images out: {NO_STRICT}.") from error

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .files import Files, verify
+from .files import Files, leaves, verify
 from .splits import Data, Split, keep_classes, take
 
 # %% ../../nbs/16_data.folder.ipynb #3a29b535
@@ -26,7 +26,7 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _DIGEST = re.compile(r"#([0-9a-f]{8})$")
 
 
-def _listed(place: Path) -> list[tuple[str, str, str]]:
+def _listed(place: Path, inside: bool) -> list[tuple[str, str, str]]:
     "The rows of a CSV file: label, path, split (or nothing)"
     try:
         with open(place, newline="", encoding="utf-8-sig") as file:
@@ -39,6 +39,10 @@ def _listed(place: Path) -> list[tuple[str, str, str]]:
     for n, row in enumerate(rows, 2):
         if not (row["image"] or "").strip() or not (row["label"] or "").strip():
             raise ValueError(f"{place}, line {n}: the image or its label is missing")
+        if "\0" in row["image"]:
+            raise ValueError(f"{place}, line {n}: the name of the image holds a zero byte")
+        if inside and leaves(row["image"].strip()):
+            raise ValueError(f"{place}, line {n}: {row['image']} lies outside of the folder that the list belongs to")
         if row.get("split") not in (None, "", "train", "test"):
             raise ValueError(f"{place}, line {n}: the split is train or test; got {row['split']!r}")
         if parted and not row["split"]:
@@ -55,7 +59,8 @@ def folder_rows(
 ) -> list[tuple[str, str, str]]:  # label, path relative to the folder, split (train, test or nothing)
     "The images that a folder or a list names"
     if place.suffix.lower() == ".csv" or (place / "labels.csv").is_file():
-        return _listed(place if place.suffix.lower() == ".csv" else place / "labels.csv")
+        given = place.suffix.lower() == ".csv"  # a list that its user names may point anywhere
+        return _listed(place if given else place / "labels.csv", inside=not given)
     if not place.is_dir():
         what = f"{place} is a file: a list of images is a .csv" if place.exists() else f"there is no folder {place}"
         raise FileNotFoundError(what)

@@ -106,22 +106,23 @@ def bitmap(
 
 
 def warp(
-    images: np.ndarray,  # (n, 24, 24), float32
+    images: np.ndarray,  # (n, s, s), float32
     maps: np.ndarray,  # (n, 2, 3), from output to input position; the image spans -1 to 1
     edge: bool = False,  # repeat the border outside of the image; False: 0 there
-) -> np.ndarray:  # (n, 24, 24), float32
+) -> np.ndarray:  # (n, s, s), float32
     "Affine maps with bilinear interpolation"
-    axis = (np.arange(SIDE) + 0.5) * 2 / SIDE - 1
+    side = images.shape[-1]
+    axis = (np.arange(side) + 0.5) * 2 / side - 1
     y, x = np.meshgrid(axis, axis, indexing="ij")
-    place = np.stack([x.ravel(), y.ravel(), np.ones(SIDE * SIDE)])  # (3, 576)
-    u, v = np.moveaxis(((np.einsum("nij,jk->nik", maps, place) + 1) * SIDE / 2 - 0.5), 1, 0)  # (n, 576), pixels
+    place = np.stack([x.ravel(), y.ravel(), np.ones(side * side)])  # (3, s^2)
+    u, v = np.moveaxis(((np.einsum("nij,jk->nik", maps, place) + 1) * side / 2 - 0.5), 1, 0)  # (n, s^2), pixels
     pad = np.pad(images, ((0, 0), (1, 1), (1, 1)), mode="edge" if edge else "constant")
-    u, v = (np.clip(c, -1, SIDE) + 1 for c in (u, v))
-    i, j = (np.minimum(c.astype(np.int64), SIDE) for c in (v, u))
+    u, v = (np.clip(c, -1, side) + 1 for c in (u, v))
+    i, j = (np.minimum(c.astype(np.int64), side) for c in (v, u))
     wy, wx = (v - i).astype(np.float32), (u - j).astype(np.float32)
-    flat, at = pad.reshape(-1), np.arange(len(images))[:, None] * (SIDE + 2) ** 2 + i * (SIDE + 2) + j
+    flat, at = pad.reshape(-1), np.arange(len(images))[:, None] * (side + 2) ** 2 + i * (side + 2) + j
     top = flat[at] * (1 - wx) + flat[at + 1] * wx
-    low = flat[at + SIDE + 2] * (1 - wx) + flat[at + SIDE + 3] * wx
+    low = flat[at + side + 2] * (1 - wx) + flat[at + side + 3] * wx
     return (top * (1 - wy) + low * wy).reshape(images.shape)
 
 # %% ../../nbs/10_data.glyphs.ipynb #781dec8b
@@ -194,10 +195,10 @@ VIEWS = 4
 
 
 def views(
-    images: np.ndarray,  # (n, 24, 24), uint8
+    images: np.ndarray,  # (n, s, s), uint8
     rng: np.random.Generator,
     strength: float = 1.0,  # of the variations
-) -> np.ndarray:  # (n, 4, 24, 24), uint8; view 0 is the image
+) -> np.ndarray:  # (n, 4, s, s), uint8; view 0 is the image
     "An image and three variations of it"
     x, n = images.astype(np.float32) / np.float32(255), len(images)
     out = [images]

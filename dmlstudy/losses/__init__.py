@@ -8,8 +8,16 @@ __all__ = ['LOSSES', 'loss_hyperparameters', 'make_loss']
 # %% ../../nbs/59_losses.ipynb #30c39d20
 from ..core import hyperparameters_of, lookup
 from .base import Loss
-from .contrast import NTXentLoss, SupConLoss
-from dmlstudy.losses.proxy import (
+from dmlstudy.losses.batch import (
+    AngularLoss,
+    GeneralizedLiftedLoss,
+    HistogramLoss,
+    MultiSimilarityLoss,
+    NormalizedNPairLoss,
+    NPairLoss,
+    TupletMarginLoss,
+)
+from dmlstudy.losses.proxies import (
     ArcFaceLoss,
     CosFaceLoss,
     NormalizedSoftmaxLoss,
@@ -17,23 +25,42 @@ from dmlstudy.losses.proxy import (
     SoftTripleLoss,
     SphereFaceLoss,
 )
+from .tuples import ContrastiveLoss, MarginLoss, QuadrupletLoss, SNRLoss, TripletLoss
+from .views import NTXentLoss, SupConLoss
+
+# %% ../../nbs/59_losses.ipynb #2d5da03a
+from dmlstudy.losses.centers import (
+    CenterContrastiveLoss,
+    CrossEntropyLoss,
+    HISTLoss,
+    MeanFieldLoss,
+    PotentialFieldLoss,
+    ProxyAnchorLoss,
+    ProxyNCAPlusPlusLoss,
+    SubcenterArcFaceLoss,
+)
+from dmlstudy.losses.pairs import (
+    CircleLoss,
+    DecoupledLoss,
+    EPSHNLoss,
+    HardNegativesLoss,
+    HyperbolicLoss,
+    InBatchLoss,
+    SigmoidPairsLoss,
+    SincereLoss,
+)
 from dmlstudy.losses.ranking import (
-    AngularLoss,
-    ContrastiveLoss,
-    GeneralizedLiftedLoss,
-    HistogramLoss,
-    MarginLoss,
-    MultiSimilarityLoss,
-    NormalizedNPairLoss,
-    NPairLoss,
-    QuadrupletLoss,
-    SNRLoss,
-    TripletLoss,
-    TupletMarginLoss,
+    ContextualLoss,
+    FastAPLoss,
+    PNPLoss,
+    RecallAtKLoss,
+    ROADMAPLoss,
+    SmoothAPLoss,
+    SupAPLoss,
 )
 
 # %% ../../nbs/59_losses.ipynb #8c22b045
-LOSSES = {
+_UNTIL_2019 = {
     # a miner's tuples, or all of a batch
     "contrastive": ContrastiveLoss,
     "triplet": TripletLoss,
@@ -57,6 +84,36 @@ LOSSES = {
     # every embedding against all others
     "ntxent": NTXentLoss,
     "supcon": SupConLoss,
+}
+
+# %% ../../nbs/59_losses.ipynb #f232a9ae
+LOSSES = _UNTIL_2019 | {
+    # class weights
+    "proxy_anchor": ProxyAnchorLoss,
+    "proxynca_pp": ProxyNCAPlusPlusLoss,
+    "subcenter_arcface": SubcenterArcFaceLoss,
+    "center_contrastive": CenterContrastiveLoss,
+    "potential_field": PotentialFieldLoss,
+    "cross_entropy": CrossEntropyLoss,
+    "mean_field": MeanFieldLoss,
+    "hist": HISTLoss,
+    # rankings
+    "smooth_ap": SmoothAPLoss,
+    "recall_at_k": RecallAtKLoss,
+    "pnp": PNPLoss,
+    "contextual": ContextualLoss,
+    "supap": SupAPLoss,
+    "roadmap": ROADMAPLoss,
+    "fast_ap": FastAPLoss,
+    # pairs
+    "circle": CircleLoss,
+    "sincere": SincereLoss,
+    "decoupled": DecoupledLoss,
+    "sigmoid_pairs": SigmoidPairsLoss,
+    "hard_negatives": HardNegativesLoss,
+    "in_batch": InBatchLoss,
+    "epshn": EPSHNLoss,
+    "hyperbolic": HyperbolicLoss,
 }
 
 # %% ../../nbs/59_losses.ipynb #4ae68819

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core import lookup
 from .clustering import CLUSTERING, agreement
 from .neighbours import as_points, nearest
-from .retrieval import RETRIEVAL, Retrieval, check_pair, depth, relevant_images
+from .retrieval import RETRIEVAL, Retrieval, check_pair, depth, judge, relevant_images
 from .space import CLASSES, NORMS, SPECTRUM, class_sums, norms, rho_of, spectrum
 
 # %% ../../nbs/79_metrics.ipynb #f72f28fd
@@ -54,16 +54,21 @@ def parse(
 def check_names(
     metrics: Sequence[str] | Mapping[str, tuple[str, int]] | None = None,  # names, or a result of this; None: DEFAULT
     own: bool = True,  # the queries are the gallery; else only retrieval metrics and norms are defined
+    classes: bool = True,  # each image has one; else clusters and distances of classes are not defined
 ) -> dict[str, tuple[str, int]]:  # name -> kind in METRICS, number
     "The metrics asked for, each known and defined here: resolved once, they can be passed to every `evaluate`"
-    allowed = METRICS if own else {**RETRIEVAL, **NORMS}
+    allowed = {**METRICS} if own else {**RETRIEVAL, **NORMS}
+    without = "with a gallery only retrieval metrics and norms are defined"
+    if own and not classes:
+        allowed = {name: kind for name, kind in METRICS.items() if name not in (*CLUSTERING, *CLASSES)}
+        without = "with relevance in place of labels only retrieval, spectrum and norms are defined"
     if metrics is None:
         metrics = [name for name in DEFAULT if parse(name)[0] in allowed]
     if isinstance(metrics, str):
         raise ValueError(f"metrics is a list of names: use [{metrics!r}]")
     names = dict(metrics) if isinstance(metrics, Mapping) else {name: parse(name) for name in metrics}
     if refused := [name for name, (kind, _) in names.items() if kind not in allowed]:
-        raise ValueError(f"with a gallery only retrieval metrics and norms are defined, not {', '.join(refused)}")
+        raise ValueError(f"{without}, not {', '.join(refused)}")
     return names
 
 # %% ../../nbs/79_metrics.ipynb #7ac94446
@@ -72,20 +77,28 @@ def query_values(
     own: bool,  # the queries are the gallery
     wanted: Mapping[str, tuple[str, int]],  # name -> kind in RETRIEVAL, number
     singletons: str = "miss",  # queries with nothing to find: miss (0) or skip (NaN)
+    relevance=None,  # in place of labels, as `judge` takes it
     **options,  # of `nearest`: budget, progress
 ) -> dict[str, Tensor]:  # name -> a value of each query, (N,) float64
     "Retrieval metrics of every query, from one search"
     query, y, gallery, y_gallery = pair
-    relevant = relevant_images(y, y_gallery, own)
+    budget = options.setdefault("budget", 2**28)
+    if relevance is None:
+        relevant, hits = relevant_images(y, y_gallery, own), lambda rows, near: y_gallery[near] == y[rows][:, None]
+    else:
+        relevant, hits = judge(relevance, len(query), len(gallery), own, query.device, budget)
     lonely = relevant == 0
     if lonely.any():
         what = "count as misses" if singletons == "miss" else "are left out"
-        count = f"{int(lonely.sum())} of {len(y)} queries have no other image of their class"
+        other = "no other image of their class" if relevance is None else "nothing to find"
+        count = f"{int(lonely.sum())} of {len(y)} queries have {other}"
         warnings.warn(f"{count}: they {what}", stacklevel=3)
     k = max(1, *(depth(kind, k, int(relevant.max()), own) for kind, k in wanted.values()))
     values = {name: torch.zeros(len(y), dtype=torch.float64, device=y.device) for name in wanted}
-    for rows, index in nearest(gallery, k, None if own else query, **options):
-        r = Retrieval(y_gallery[index] == y[rows][:, None], relevant[rows], own)
+    step = max(1, budget // (32 * k))
+    found = nearest(gallery, k, None if own else query, **options)
+    for rows, index in ((r, i) for part in found for r, i in zip(*(x.split(step) for x in part), strict=True)):
+        r = Retrieval(hits(rows, index), relevant[rows], own)
         for name, (kind, k) in wanted.items():
             values[name][rows] = RETRIEVAL[kind](r, k) if kind.endswith("@k") else RETRIEVAL[kind](r)
     if singletons == "skip":
@@ -118,7 +131,7 @@ def structure(
 # %% ../../nbs/79_metrics.ipynb #c49e7989
 def evaluate(
     f: Tensor | np.ndarray,  # raw embeddings, (N, D); of the queries where there is a gallery
-    labels: Tensor | np.ndarray,  # (N,), integers
+    labels: Tensor | np.ndarray | None = None,  # (N,), integers; None: relevance is given
     metrics: Sequence[str] | Mapping[str, tuple[str, int]] | None = None,  # names, or from `check_names`; None: DEFAULT
     f_gallery: Tensor | np.ndarray | None = None,  # (M, D); None: each image is searched among the others
     labels_gallery: Tensor | np.ndarray | None = None,  # (M,)
@@ -129,12 +142,16 @@ def evaluate(
     budget: int = 2**28,  # bytes for the scores and candidates of the search at a time
     progress: bool = True,  # show a bar for work of more than some seconds
     per_query: bool = False,  # return also the value of each query for the retrieval metrics
+    relevance: Tensor
+    | np.ndarray
+    | tuple
+    | None = None,  # in place of labels: (N, M), above 0: relevant; or (N, classes)
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, Tensor]]:  # name -> value, in the order asked for
     """Measure an embedding
 
     Args:
         f: raw embeddings, (N, D); of the queries where there is a gallery
-        labels: (N,), integers
+        labels: (N,), integers; None: relevance is given
         metrics: names, or from `check_names`; None: DEFAULT
         f_gallery: (M, D); None: each image is searched among the others
         labels_gallery: (M,)
@@ -145,16 +162,22 @@ def evaluate(
         budget: bytes for the scores and candidates of the search at a time
         progress: show a bar for work of more than some seconds
         per_query: return also the value of each query for the retrieval metrics
+        relevance: in place of labels: (N, M), above 0: relevant; or (N, classes)
     """
     lookup("treatment of singletons", singletons, ("miss", "skip"))
     own = f_gallery is None and labels_gallery is None
-    names = check_names(metrics, own)
+    names = check_names(metrics, own, relevance is None)
+    if relevance is not None:
+        if not (labels is None and labels_gallery is None):
+            raise ValueError("give labels or relevance, not both: relevance takes the place of labels")
+        labels, labels_gallery = (None if x is None else np.zeros(len(x), int) for x in (f, f_gallery))
     f, y, f_gallery, y_gallery = check_pair(f, labels, f_gallery, labels_gallery)
     raw = f if own else torch.cat([f, f_gallery])
     points = as_points(raw, normalize)
     wanted = {name: kind for name, kind in names.items() if kind[0] in RETRIEVAL}
     pair = points[: len(f)], y, points[-len(f_gallery) :], y_gallery
-    each = query_values(pair, own, wanted, singletons, budget=budget, progress=progress) if wanted else {}
+    options = {"budget": budget, "progress": progress}
+    each = query_values(pair, own, wanted, singletons, relevance, **options) if wanted else {}
     values = {name: float(v.nanmean().nan_to_num()) for name, v in each.items()}
     wanted = [name for name, (kind, _) in names.items() if kind in CLUSTERING]
     if wanted:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from .retrieval import check_embeddings
+
 # %% ../../nbs/74_metrics.linear.ipynb #4c1d7004
 def every_other(
     labels: Tensor,  # (N,), integers
@@ -39,7 +41,11 @@ def linear_accuracy(
         decay: lambda, the weight of the squared weights
         steps: of L-BFGS, at most
     """
+    h, labels = check_embeddings(h, labels, "features")
+    h_test, labels_test = check_embeddings(h_test, labels_test, "test features")
     classes, y = labels.unique(return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(f"a classifier is fitted to images of two or more classes; got {len(h)} of {len(classes)}")
     mean, scale = h.double().mean(0), h.double().std(0).clamp(min=1e-12)
     x, x_test = ((part.double() - mean) / scale for part in (h, h_test))
     weight = x.new_zeros(len(classes), x.shape[1], requires_grad=True)

@@ -153,7 +153,9 @@ def norm_mean(
     lengths: Tensor | None = None,  # from `norms`, where they are known
 ) -> float:  # in the embedding's units
     "Mean norm"
-    return float((norms(f) if lengths is None else lengths).mean())
+    n = norms(f) if lengths is None else lengths
+    scale = power_of_two(n)  # so that the sum is finite
+    return float((n * scale).mean() / scale)
 
 # %% ../../nbs/73_metrics.space.ipynb #7fc75f3b
 def norm_var(

@@ -28,9 +28,11 @@ from ..feeds import reader_processes
 from ..methods import METHODS
 from ..metrics import evaluate
 from ..metrics.linear import every_other, linear_accuracy
+from ..metrics.oneshot import hits_within, nearest_other, one_shot_errors
 from ..metrics.space import class_spectra, spectrum
 from ..metrics.verification import verification
 from ..models import FROZEN_STEMS, weights_sha256
+from ..rules import SELECTIONS, places
 from .network import decay_rates, embed_split, matmul_precision
 from .state import State, material, resolve, resume, save_checkpoint
 
@@ -62,6 +64,12 @@ def _linear(state: State, part: str) -> float:
     return linear_accuracy(*known, h, labels) if known else linear_accuracy(h[own], labels[own], h[~own], labels[~own])
 
 # %% ../../nbs/89_train.ipynb #80e71bb8
+def _sampled_recall(f: Tensor, labels: Tensor, n: int, normalize: bool) -> Tensor:
+    "recall@1 of a fixed sample of images, searched among all"
+    some = torch.randperm(len(labels), generator=generator(0, "train queries"))[:n].to(labels.device)
+    return (labels[nearest_other(f, some, normalize)] == labels[some]).double().mean()
+
+
 def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a list of values
     "All metrics on all splits"
     feed, on_sphere = state.feed, state.objective is None or state.objective.loss.normalizes
@@ -76,9 +84,17 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
     out, options = {}, dict(normalize=on_sphere, progress=False)
     for curve, (part, names) in state.metrics.items():
         gallery = dict(f_gallery=f["gallery"], labels_gallery=feed.labels["gallery"]) if part == "query" else {}
+        sampled = curve == "train" and state.run.train_queries is not None
+        names = [name for name in names if name != "recall@1"] if sampled else names
         out[curve], each = evaluate(f[part], feed.labels[part], names, **gallery, per_query=True, **options)
         if curve in ("test", "visits"):
             out[curve]["hits"] = feed.labels[part].bincount(each["recall@1"]).long().tolist()
+        if sampled:
+            out[curve]["recall@1"] = _sampled_recall(f[part], feed.labels[part], state.run.train_queries, on_sphere)
+    if state.one_shot is not None and "test" in out:
+        task = f["test"], feed.labels["test"], state.coarse["test"]
+        out["test"]["within_recall@1"] = hits_within(*task, on_sphere).double().mean()
+        out["test"]["one_shot_error"] = one_shot_errors(f["test"], state.one_shot, on_sphere).double().mean()
     more = {"coarse_recall@1": state.coarse["test"]} if "test" in out and "test" in state.coarse else {}
     if both:  # is the nearest neighbour from the same visit, whatever its class?
         more["same_visit"] = torch.arange(len(f["test"])).to(f["test"].device) < len(f["query"])
@@ -349,12 +365,10 @@ class Monitor:
 # %% ../../nbs/89_train.ipynb #2d3e4f5a
 def chosen_steps(
     curves: Mapping,  # curve -> "step" and metric -> values
-) -> dict[str, int]:  # rule -> step
-    "The evaluations that the rules choose: best on validation classes, where there are some, best on test, last"
-    steps, parts = curves["test"]["step"], {"validation": "validation", "best_test": "test"}
-    scores = {rule: curves[part]["recall@1"] for rule, part in parts.items() if part in curves}
-    best = {rule: steps[max(range(len(s)), key=s.__getitem__)] for rule, s in scores.items()}
-    return best | {"last": steps[-1]}
+) -> dict[str, list[int]]:  # rule -> steps; rules of validation classes only where there are some
+    "The evaluations that the rules choose"
+    found = {rule: [curves["test"]["step"][at] for at in places(curves, rule)] for rule in SELECTIONS}
+    return {rule: steps for rule, steps in found.items() if steps}
 
 # %% ../../nbs/89_train.ipynb #24070a95
 def _pruned(state: State) -> dict[str, dict]:
@@ -365,9 +379,9 @@ def _pruned(state: State) -> dict[str, dict]:
         return {"curves": numbers}
     steps, chosen = curves["test"]["step"], chosen_steps(numbers)
     at = lambda curve, name, some: {str(step): curves[curve][name][steps.index(step)] for step in some}
-    first, n = [*chosen.values()][:1], lambda part: state.feed.labels[part].bincount().tolist()
+    first, n = [*chosen.values()][0], lambda part: state.feed.labels[part].bincount().tolist()
     spectra = {"train": at("train", "spectrum", first), "classes": at("train", "class_spectrum", first)}
-    chosen = sorted({*chosen.values()})
+    chosen = sorted({step for steps in chosen.values() for step in steps})
     classes = {"n": n(state.metrics["test"][0]), "hits": at("test", "hits", chosen)}
     if "visits" in curves:
         classes["visits"] = {"n": n("query"), "hits": at("visits", "hits", chosen)}

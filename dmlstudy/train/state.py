@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..core import Run, generator, lookup, write_atomically
 from ..data.files import Files, _state, verify
+from ..data.omniglot import SETS, one_shot_runs
 from ..feeds import Feed, FileFeed, data_of, feed_of, splits_of
 from ..methods import METHODS
 from ..models import FROZEN_STEMS, EmbeddingNet, make_model, weights_sha256
@@ -34,8 +35,9 @@ from .network import OPTIMIZERS, PRECISIONS, Network, milestone_steps, param_gro
 # %% ../../nbs/81_train.state.ipynb #d17aa773
 _LEAST = {  # field of a run -> the smallest number that makes sense
     **dict.fromkeys(("steps", "fold", "lr", "head_lr_factor", "loss_lr", "weight_decay", "lr_decay", "momentum"), 0),
-    **dict.fromkeys(("p_switch", "eta", "mixup"), 0),
+    **dict.fromkeys(("p_switch", "eta", "mixup", "replicate"), 0),
     **dict.fromkeys(("eval_every", "images_per_class", "batch_size", "samples_per_class", "embed_dim"), 1),
+    **dict.fromkeys(("train_classes", "train_queries"), 1),
 }
 
 
@@ -129,6 +131,7 @@ class State:
     sampler: object = None
     metrics: Mapping = field(default_factory=dict)  # curve -> split and metric names
     coarse: Mapping = field(default_factory=dict)  # split -> coarse labels (N,), where it has some
+    one_shot: Tensor | None = None  # (R, Q, 2), questions of the one-shot task as places in the test split
     linear: str | None = None  # what a linear classifier is fitted to: train, or half of what is measured; None: none
     mixup: tuple[nn.Module, ManifoldMixup] | None = None  # as from `mixup_of`
     skipped: int = 0  # unreadable images left out
@@ -204,6 +207,8 @@ def resolve(
     state.skipped = len(data_of(run).left_out)
     coarse = {part: split.coarse for part, split in splits.items()}
     state.coarse = {part: labels.to(device) for part, labels in coarse.items() if labels is not None}
+    if run.dataset in SETS:
+        state.one_shot = torch.from_numpy(one_shot_runs()).to(device)
     if METHODS[run.method].protocol == "simclr":
         state.linear = "train" if splits["train"].class_names == splits["test"].class_names else "half"
     return state

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.losses import make_loss
-from dmlstudy.losses.contrast import NTXentLoss, SupConLoss
+from dmlstudy.losses.views import NTXentLoss, SupConLoss
 
 KINDS = [NTXentLoss, SupConLoss]
 VIEWS = torch.arange(5).repeat(2)

@@ -1,0 +1,117 @@
+"""Losses in bounded memory: by blocks of rows what they are at once, and no array of all pairs."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from edge_batches import CLASSES, DIM, FINITE
+
+from dmlstudy.core import generator
+from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.losses.base import by_rows
+
+BLOCKS = ["contrastive", "multisimilarity", "ntxent", "supcon", "sincere"]
+
+
+def value_and_slope(call, f, *more, **pairing):
+    x = f.detach().clone().requires_grad_()
+    value = call(x, *more, **pairing)
+    return value, torch.autograd.grad(value, x)[0]
+
+
+def test_which_losses_have_blocks():
+    assert [n for n in LOSSES if hasattr(LOSSES[n], "block")] == sorted(BLOCKS, key=list(LOSSES).index)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100, None])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_by_rows_on_every_edge(name, rows):
+    """The value and gradient of the whole, whatever the size of the blocks, in every type."""
+    for f, labels in FINITE.values():
+        more = {"neg_margin": 0.9} if name == "contrastive" else {}  # a zero vector is 1 from all others: a kink
+        loss = make_loss(name, CLASSES, DIM, **more)
+        expected, found = (
+            value_and_slope(loss, f, labels),
+            value_and_slope(partial(by_rows, loss), f, labels, rows=rows),
+        )
+        assert found[0].dtype == expected[0].dtype
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+        error, size = (x.double().norm() for x in (found[1] - expected[1], expected[1]))
+        assert error <= (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5
+
+
+@pytest.mark.parametrize("name, more", [*((n, {}) for n in BLOCKS), ("multisimilarity", {"mean_over": "batch"})])
+def test_by_rows_is_the_whole_to_six_digits(name, more):
+    """900 embeddings in float32, with labels, and with a one-sided matrix of weights in float64."""
+    g, loss = generator(0, "blocks"), make_loss(name, **more)
+    f, labels = torch.randn(900, 16, generator=g), torch.randint(150, (900,), generator=g)
+    found = value_and_slope(loss, f, labels), value_and_slope(partial(by_rows, loss), f, labels, rows=128)
+    for whole, blocks in zip(*found, strict=True):
+        assert (blocks - whole).norm() <= 1e-6 * whole.norm()
+    P = torch.rand(900, 900, generator=g) * (torch.rand(900, 900, generator=g) < 0.01)
+    found = (value_and_slope(call, f.double(), positives=P) for call in (loss, partial(by_rows, loss)))
+    for whole, blocks in zip(*found, strict=True):
+        assert (blocks - whole).norm() <= 1e-9 * whole.norm()
+
+
+def test_by_rows_refuses_what_is_not_a_sum_over_anchors():
+    f, labels = FINITE["random"]
+    with pytest.raises(ValueError, match="HistogramLoss is not written as a sum over anchors"):
+        by_rows(make_loss("histogram"), f, labels)
+    with pytest.raises(ValueError, match="variant='corrected'"):
+        by_rows(make_loss("contrastive", variant="published"), f, labels)
+
+
+MEASURE = """
+import torch
+from dmlstudy.core import generator
+from dmlstudy.losses import make_loss
+from dmlstudy.losses.base import by_rows
+
+def pages(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) / 1024
+
+torch.set_num_threads(1)
+g = generator(0, "memory")
+for name in {names}:
+    f, labels = torch.randn({n}, 128, generator=g).requires_grad_(), torch.arange({n}) // 4
+    by_rows(make_loss(name), f[:300], labels[:300]).backward()  # the code that is loaded
+    before = pages("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")
+    by_rows(make_loss(name), f, labels).backward()
+    print(name, pages("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("n, most", [(4096, 300), pytest.param(16384, 1000, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_the_pairs(n, most):
+    """4,096 at once take 640 MB and more, 16,384 ten gigabytes; with the blocks' arrays under a bound in megabytes."""
+    command = [sys.executable, "-c", MEASURE.format(names=BLOCKS, n=n)]
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back at once
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=900, check=True)
+    used = {name: float(megabytes) for name, megabytes in map(str.split, done.stdout.splitlines())}
+    assert used.keys() == set(BLOCKS) and max(used.values()) < most, used
+
+
+def test_two_passes_of_the_tutorial_are_the_whole_batch():
+    """The loop as it stands in the tutorial: value and gradients of one pass over everything."""
+    path = Path(__file__).resolve().parents[1] / "nbs" / "tutorials" / "own_loop.ipynb"
+    cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+    (shown,) = [cell.split("\n\n\ngradients")[0] for cell in cells if "def two_passes" in cell]
+    exec(shown, names := {"torch": torch})
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 8)).double()
+    images, labels = torch.randn(50, 20, generator=generator(0, "chunks"), dtype=torch.float64), torch.arange(50) % 9
+    value = make_loss("multisimilarity")(net(images), labels)
+    expected = torch.autograd.grad(value, net.parameters())
+    for chunk in (1, 16, 50):
+        net.zero_grad()
+        torch.testing.assert_close(names["two_passes"](net, make_loss("multisimilarity"), images, labels, chunk), value)
+        torch.testing.assert_close([p.grad for p in net.parameters()], [*expected], rtol=1e-9, atol=1e-12)
