@@ -119,15 +119,15 @@ def check_classes(labels: Tensor, n_classes: int) -> None:
         said = f"labels must be in 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}."
         raise ValueError(f"{said} Make the loss with the n_classes of the training set")
 
-# %% ../../nbs/49_losses.base.ipynb #b82b464c
-def zero(f: Tensor) -> Tensor:  # scalar 0
-    "A zero with gradient zero for f, even where f is not finite"
-    return f[:0].sum()
-
 
 def _watch(f: Tensor) -> Tensor:  # scalar
     "0, or NaN if an embedding is not finite"
     return as_float(f).detach().mul(0).sum()
+
+# %% ../../nbs/49_losses.base.ipynb #b82b464c
+def zero(f: Tensor) -> Tensor:  # scalar 0
+    "A zero with gradient zero for f, even where f is not finite"
+    return f[:0].sum()
 
 # %% ../../nbs/49_losses.base.ipynb #f3c709f7
 def or_one(total: Tensor) -> Tensor:  # same shape
