@@ -208,21 +208,19 @@ def write_comparison_of(
     trials = PROFILES[profile].search and not folder
     searched = "from the study's number of trials" if trials else "that of the protocol, not searched"
     notes = f"Profile {profile}; learning rate {searched}. Intervals: 95 %, over seeds; differences are paired by seed."
-    file = write_table(stem, table, said(table), " ".join(verdicts(table)), notes, "own")
+    file = write_table(stem, table, said(table), " ".join(verdicts(table)), notes, "custom")
     figure = draw(table)
     plt.close(figure)
-    return [str(file), str(write_figure(stem, figure, "own"))]
+    return [str(file), str(write_figure(stem, figure, "custom"))]
 
 # %% ../nbs/98_comparison.ipynb #e7a1c002
 def _group_jackknife(scores: Callable, labels: np.ndarray, rng: np.random.Generator, level: float) -> dict:
     "Bounds of each metric that `scores(rows)` gives, from ten tenths of the classes left out in turn"
-    group = rng.permutation(np.arange(labels.max() + 1) % 10)[labels]
-    whole, parts = (
-        scores(group >= 0),
-        [scores(group != g) for g in tqdm(range(10), "tenths left out", leave=False, delay=5)],
-    )
-    half = lambda name: stats.t.isf((1 - level) / 2, 9) * np.std([part[name] for part in parts]) * 3  # (G - 1) / G sum
-    return {name: (value, value - half(name), value + half(name)) for name, value in whole.items()}
+    group, tenths = rng.permutation(np.arange(labels.max() + 1) % 10)[labels], range(10)
+    parts = pd.DataFrame([scores(group != g) for g in tqdm(tenths, "tenths left out", leave=False, delay=5)])
+    size = parts.abs().max().clip(lower=1)  # divided by, since squares of 1e300 are no numbers
+    half = stats.t.isf((1 - level) / 2, 9) * (parts / size).std(ddof=0) * 3 * size  # times (G - 1) / G, of a sum
+    return {name: (value, value - half[name], value + half[name]) for name, value in scores(group >= 0).items()}
 
 # %% ../nbs/98_comparison.ipynb #clsintvl
 def class_intervals(

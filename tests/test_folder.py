@@ -33,7 +33,7 @@ def test_methods_are_ranked_on_a_folder(photos, capsys):
     told = capsys.readouterr().out
     assert "left out: colour 0/0.jpg (the only image of its class)" in told
     assert "train 5 classes, 25 images (5 to 5 a class, median 5)" in told and "left out: colour 3/broken.jpg" in told
-    assert "pictures in training and test classes: 0" in told and "6 runs in" in told
+    assert "pictures in training and test classes: 0" in told and "6 runs on 1 workers" in told
     assert cli.main([*words, "--methods", "ImageNet; Softmax"]) == 0
     told = capsys.readouterr().out
     (table,) = (photos / "outputs/custom/tables").glob("photos*.csv")

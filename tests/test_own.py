@@ -22,7 +22,7 @@ class MyLoss(torch.nn.Module):
         d = torch.cdist(f, f)
         return d[same].mean() - d[~same].clamp(max=4).mean()
 
-Circle = Own(losses.CircleLoss(), miner=miners.MultiSimilarityMiner())
+Rings = Own(losses.CircleLoss(), miner=miners.MultiSimilarityMiner())
 Anchors = Own(losses.ProxyAnchorLoss)
 Mined = Own(losses.TripletMarginLoss(), miner="distance", regularizer="sec")
 """
@@ -56,15 +56,16 @@ def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
     assert "2 runs, 0 of them recorded" in told and "Nothing to compare with" in told and "**MyLoss**" in told
     assert cli.main([*words, "--dry-run"]) == 0
     assert "6 runs on" in capsys.readouterr().out
-    status = cli.main([*words, "--methods", "MyLoss; Circle; Anchors; Mined; Softmax"])
+    status = cli.main([*words, "--methods", "MyLoss; Rings; Anchors; Mined; Softmax"])
     told = capsys.readouterr().out
     assert status == 0 and told.count("Softmax (") == 4, told
-    table = pd.read_csv(tmp_path / "outputs/custom/tables/Anchors_Circle_Mined_MyLoss_glyphs_fine.csv")
-    assert {*table["method"]} == {"MyLoss", "Circle", "Anchors", "Mined", "Softmax"}
+    table = pd.read_csv(tmp_path / "outputs/custom/tables/Anchors_Mined_MyLoss_Rings_glyphs_fine.csv")
+    assert {*table["method"]} == {"MyLoss", "Rings", "Anchors", "Mined", "Softmax"}
     mine = table[table["yours"]]
     assert mine["difference low"].le(mine["difference high"]).all() and (mine["seeds"] == 2).all()
-    assert (tmp_path / "outputs/custom/figures/Anchors_Circle_Mined_MyLoss_glyphs_fine.png").stat().st_size > 5000
-    assert not (tmp_path / "outputs/records").exists(), "the study's records stay as they are"
+    assert (tmp_path / "outputs/custom/figures/Anchors_Mined_MyLoss_Rings_glyphs_fine.png").stat().st_size > 5000
+    planned = [json.loads(line) for file in (tmp_path / "outputs/records").glob("*.jsonl") for line in file.open()]
+    assert {r["run"]["method"] for r in planned} == {"Softmax"}, "the study's records hold the study's rows alone"
     status = cli.main([*words, "--methods", "MyLoss; Softmax"])
     assert status == 0 and "4 runs, 4 of them recorded; 0 to train" in capsys.readouterr().out
 

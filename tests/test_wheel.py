@@ -42,13 +42,17 @@ for epoch in range(10):
         adam.zero_grad(); value.backward(); adam.step()
 after = evaluate(net(images).detach(), labels)
 assert after["recall@1"] > before["recall@1"] and {{"nmi", "map@r", "rho"}} <= after.keys()
-for name, extra in (("fit", "data"), ("make_data", "data"), ("compare", "study"), ("main", "study")):
+for name, extra in (("fit", "data"), ("make_data", "data"), ("compare", "study")):
     try:
         getattr(dmlstudy, name)
     except ImportError as error:
         assert f"pip install 'dmlstudy[{{extra}}]'" in str(error), error
     else:
         raise AssertionError(name)
+try:
+    dmlstudy.main(["--version"])  # arguments are read before anything heavy is imported
+except SystemExit as end:
+    assert not end.code
 """
 
 
