@@ -37,20 +37,21 @@ if TYPE_CHECKING:
 # %% ../nbs/99_cli.ipynb #45937b48
 def numbers(
     words: Sequence[str],  # such as "0-4", "7", "1,3"
+    kind: str = "seed",  # or replicate
 ) -> list[int]:  # each once, in the order given
-    "Seeds as people write them"
+    "Seeds or replicates as people write them"
     found: list[int] = []
     for word in " ".join(words).replace(",", " ").split():
         first, dash, last = word.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{word!r} is no seed: write them as 0 2 5-7")
+            raise ValueError(f"{word!r} is not a {kind}: write them as 0 2 5-7")
         if int(last or first) < int(first):
-            raise ValueError(f"{word!r} holds no seed, as it ends before it begins: write {last}-{first}")
+            raise ValueError(f"{word!r} holds no {kind}, as it ends before it begins: write {last}-{first}")
         found += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
         if len(found) > 100_000:
-            raise ValueError(f"{word!r} holds {int(last or first) - int(first) + 1:,} seeds: 100,000 are the most")
+            raise ValueError(f"{word!r} holds {int(last or first) - int(first) + 1:,} {kind}s: 100,000 are the most")
     if words and not found:
-        raise ValueError(f"{' '.join(words)!r} holds no seed: write them as 0 2 5-7, or leave --seeds out for all")
+        raise ValueError(f"{' '.join(words)!r} holds no {kind}: write them as 0 2 5-7, or leave --{kind}s out for all")
     return [*dict.fromkeys(found)]
 
 # %% ../nbs/99_cli.ipynb #a5d96cee
@@ -68,7 +69,7 @@ def names(
 
 def _count(word: str) -> int | None:  # processes; None for 0: as many as there are GPUs or cores
     if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of processes: give 1 or more, or leave it out")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of processes: give 1 or more, or leave it out")
     return int(word) or None
 
 
@@ -76,7 +77,7 @@ def _asked_jobs(args: argparse.Namespace) -> "list[Job]":
     from dmlstudy.study import jobs_of
 
     chosen = names(args.experiments), names(args.datasets), numbers(args.seeds), names(args.methods, ";")
-    return jobs_of(args.profile, *chosen, strict_data=not args.no_strict_data)
+    return jobs_of(args.profile, *chosen, not args.no_strict_data, numbers(args.replicates, "replicate"))
 
 # %% ../nbs/99_cli.ipynb #87f00f54
 def _run(args: argparse.Namespace) -> int:  # exit status
@@ -540,6 +541,7 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "experiments": _many("--experiments", "notebooks in nbs/experiments (default: those of the profile)"),
     "datasets": _many("--datasets", "data sets, or folder:DIR (default: those of the profile)"),
     "seeds": _many("--seeds", "such as 0-4 or 0 2 (default: those of the profile)"),
+    "replicates": _many("--replicates", "draws of training classes, folds and seed (default: those of the profile)"),
     "methods": _many("--methods", "rows of the tables, separated by semicolons (default: those of the profile)"),
     "extend": _option("--extend", "a Python file with losses of your own", metavar="FILE"),
     "jobs": _option("--jobs -j", "processes side by side (default: one a GPU, or a core)", type=_count, metavar="N"),
@@ -579,7 +581,8 @@ _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
-        "profile experiments datasets seeds methods extend jobs scheduler resources dry_run fresh replace any_data",
+        "profile experiments datasets seeds replicates methods extend "
+        "jobs scheduler resources dry_run fresh replace any_data",
     ),
     "status": (_status, "any_profile"),
     "tables": (_tables, "profile jobs"),
