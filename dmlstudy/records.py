@@ -438,14 +438,15 @@ def spectrum_of(
     return _mean_over_steps(record.get("spectra", {}).get(part, {}), record, selection)
 
 # %% ../nbs/90_records.ipynb #42b8f3e2
-_COLUMNS = ("key", "profile", "dataset", "method", "variant", "setting", "seed", "selection", "metric")
+_DRAW = ("seed", "replicate")
+_COLUMNS = ("key", "profile", "dataset", "method", "variant", "setting", *_DRAW, "selection", "metric")
 
 
 def tidy(
     profile: str,
     records: Iterable[Mapping],  # in the order of their keys, as `each_record` gives them
     settings: Mapping[str, str] | None = None,  # key -> what differs from the profile's plain run; None: nothing does
-) -> pd.DataFrame:  # key, profile, dataset, method, variant, setting, seed, selection, metric, value; sorted
+) -> pd.DataFrame:  # key, profile, dataset, method, variant, setting, seed, replicate, selection, metric, value; sorted
     "All values of all runs under all rules, a value a row"
     names: dict[tuple, int] = {}  # (selection, metric) -> code
     coded = functools.cache(lambda rule, found: np.array([names.setdefault((rule, n), len(names)) for n in found], int))
@@ -456,14 +457,16 @@ def tidy(
             found, own = _values(r, rule)
             codes.append(coded(rule, found))
             values += own
-        own = run["dataset"], run["method"], run["variant"], (settings or {}).get(r["key"], ""), run["seed"]
-        heads.append((r["key"], profile, *own))
+        own = run["dataset"], run["method"], run["variant"], (settings or {}).get(r["key"], "")
+        draw = run.get("replicate") or 0
+        heads.append((r["key"], profile, *own, draw if run["seed"] is None else run["seed"], draw))
         lengths.append(len(values) - before)
     rows, codes, pairs = np.repeat(np.arange(len(heads)), lengths), np.concatenate(codes), [*names] or [("", "")]
-    table = {name: [head[i] for head in heads] for i, name in enumerate(_COLUMNS[:7])}
+    table = {name: [head[i] for head in heads] for i, name in enumerate(_COLUMNS[:-2])}
     spread = lambda column, at: pd.Series(pd.Categorical(column)).take(at).reset_index(drop=True)
-    frame = {name: spread(column, rows) for name, column in table.items() if name != "seed"}
-    frame |= {"seed": np.array(table["seed"], dtype=int)[rows], "value": np.array(values, dtype=float)}
+    frame = {name: spread(column, rows) for name, column in table.items() if name not in _DRAW}
+    frame |= {name: np.array(table[name], dtype=int)[rows] for name in _DRAW}
+    frame["value"] = np.array(values, dtype=float)
     frame |= {name: spread([pair[i] for pair in pairs], codes) for i, name in enumerate(("selection", "metric"))}
     return pd.DataFrame({name: frame[name] for name in (*_COLUMNS, "value")})
 
