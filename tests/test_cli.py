@@ -101,7 +101,7 @@ def test_dry_run_estimates_from_records(call):
 def test_status_of_nothing(call):
     assert "dmlstudy run begins one" in call("status")[1]
     status, told, _ = call("status", "--profile", "smoke")
-    assert status == 0 and "glyphs_fine" in told and "8      0      0      0" in told
+    assert status == 0 and "omniglot_few" in told and "7      0      0      0" in told
 
 
 def test_search_dry_run_has_two_stages(call):
