@@ -84,8 +84,8 @@ def run_table(
         run, values = record["run"], selected(record, selection)
         rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
         rows += [{**run, "main": record["key"] in plain, **values, **rules}] if values else []
-    if not rows:
-        return pd.DataFrame()
+    if not rows:  # as in a profile that holds out no validation classes
+        return pd.DataFrame(columns=["dataset", "main"])
     table, order = pd.DataFrame(rows), dataset_order(records)
     table = table.sort_values("dataset", key=lambda names: names.map(order.index), kind="stable", ignore_index=True)
     return table[table["dataset"].isin(table.loc[table["main"], "dataset"])]

@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     "Train what is missing, then make tables, figures and report"
     from dmlstudy.batch import fresh_outputs, take_fresh
     from dmlstudy.records import batch_file, recorded
-    from dmlstudy.report import collect, custom_table, notebooks, show
+    from dmlstudy.report import collect, custom_table, notebooks
     from dmlstudy.study import all_runs
 
     notebooks()  # without them nothing can be run, and nothing is written
@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
         print(custom_table(beside, args.profile).to_string(index=False))
     drawn = [job for job in jobs if new.intersection(job.runs()) and all(map(recorded, job.runs()))]
     if batch_file(args.profile).is_file():
-        failures += show(args.profile, drawn, args.jobs)
+        failures += _draw(args.profile, drawn, args.jobs)
     else:
         print(f"profile {args.profile} has no finished run yet: no tables were made")
     return _end(args.profile, failures, began)
@@ -239,15 +239,25 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         _keep_best(name, [*dict.fromkeys(table["method"])], seeds, args.profile, stem)
     return _end(None, failures, began)
 
+# %% ../nbs/99_cli.ipynb #ffef8be0
+def _draw(profile: str, jobs: Sequence, workers: int | None) -> list:  # failures
+    "Draw the notebooks of jobs, and all pages of a profile"
+    from dmlstudy.explorer import write_explorer
+    from dmlstudy.report import show
+
+    failures = show(profile, jobs, workers)
+    write_explorer(profile)
+    return failures
+
 # %% ../nbs/99_cli.ipynb #8ad76ee6
 def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit status
     "Say where things are, and what failed"
     from dmlstudy.batch import duration, failure_table
     from dmlstudy.records import shown
 
-    for place in ("tables", "figures", "claims.md", "report.html") if profile else ():
+    for place in ("tables", "figures", "claims.md", "report.html", "explorer.html") if profile else ():
         if (shown(profile) / place).exists():
-            print(f"{place:12s} {shown(profile) / place}")
+            print(f"{place:14s} {shown(profile) / place}")
     print(f"{f'profile {profile} took' if profile else 'done after'} {duration(time.perf_counter() - began)}")
     if failures:
         print(f"\n{failure_table(failures)}", file=sys.stderr)
@@ -343,10 +353,8 @@ def _status(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #361cd7c5
 def _tables(args: argparse.Namespace) -> int:  # exit status
     "Make tables, figures and report from the kept records of a profile; trains nothing"
-    from dmlstudy.report import show
-
     began = time.perf_counter()
-    return _end(args.profile, show(args.profile, workers=args.jobs), began)
+    return _end(args.profile, _draw(args.profile, (), args.jobs), began)
 
 
 def _values(args: argparse.Namespace) -> int:  # exit status
