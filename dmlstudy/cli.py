@@ -472,11 +472,11 @@ def _embedded(name: str, load: bool) -> str:
     from dmlstudy.data import make_data
 
     if not load:
-        return f"{name}: rendered here"
+        return f"{name}: comes with dmlstudy"
     data = make_data(name)
     parts = {part: getattr(data, part) for part in ("train", "test", "query", "gallery")}
     told = [f"{p} {len(s.class_names)} classes, {len(s.labels):,} images" for p, s in parts.items() if s is not None]
-    return f"{name}: rendered here; {'; '.join(told)}"
+    return f"{name}: comes with dmlstudy; {'; '.join(told)}"
 
 
 def _data(args: argparse.Namespace) -> int:  # exit status
@@ -494,7 +494,7 @@ def _data(args: argparse.Namespace) -> int:  # exit status
     well = True
     for name in chosen:
         if name not in SOURCES and (args.archive or args.download):
-            print(f"{name} is rendered here: there is nothing to fetch or to unpack", file=sys.stderr)
+            print(f"{name} comes with dmlstudy: there is nothing to fetch or to unpack", file=sys.stderr)
             well = False
         elif name not in SOURCES:
             print(_embedded(name, bool(args.names) and args.action != "list"))

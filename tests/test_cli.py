@@ -114,7 +114,7 @@ def test_search_dry_run_has_two_stages(call):
 def test_data(call, tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path))
     status, told, _ = call("data", "list")
-    assert status == 0 and "glyphs_fine: rendered here" in told and "cub200: not found" in told
+    assert status == 0 and "glyphs_fine: comes with dmlstudy" in told and "cub200: not found" in told
     status, told, _ = call("data", "check", "cub200")
     assert status == 1 and "CUB_200_2011" in told
     assert call("data", "prepare", "cub200")[0] == 1
@@ -137,7 +137,7 @@ def test_data_check_of_everything(call, tmp_path, monkeypatch):
     status, told, _ = call("data", "check", "--root", str(root))
     assert status == 1 and all(f"{name} was not found below" in told for name in ("cub200", "inshop", "cifar10"))
     assert [line for line in told.splitlines() if line.startswith("glyphs_")] == [
-        f"glyphs_{name}: rendered here" for name in ("fine", "cross", "many", "shop")
+        f"glyphs_{name}: comes with dmlstudy" for name in ("fine", "cross", "many", "shop")
     ]
     assert not [*root.iterdir()] and not (tmp_path / "cache").exists()
     build("cifar10", "python", root)
@@ -150,7 +150,7 @@ def test_data_check_of_everything(call, tmp_path, monkeypatch):
 def test_data_check_of_an_embedded_set_is_a_line(call, tmp_path):
     status, told, _ = call("data", "check", "glyphs_shop", "--root", str(tmp_path))
     assert status == 0 and not [*tmp_path.iterdir()]
-    assert told.startswith("glyphs_shop: rendered here; train ") and " images; query " in told
+    assert told.startswith("glyphs_shop: comes with dmlstudy; train ") and " images; query " in told
     assert len(told.splitlines()) == 1
 
 

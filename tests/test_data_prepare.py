@@ -59,7 +59,7 @@ def test_an_archive_larger_than_the_data_set_can_be_is_refused(tmp_path, kind, m
 
 def test_a_rendered_set_has_nothing_to_unpack(tmp_path, capsys):
     assert cli.main(["data", "prepare", "glyphs_fine", "--archive", str(tmp_path / "x.zip")]) == 1
-    assert "glyphs_fine is rendered here: there is nothing to fetch or to unpack" in capsys.readouterr().err
+    assert "glyphs_fine comes with dmlstudy: there is nothing to fetch or to unpack" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"PK\3\4 and half of it", b"<html>"])
