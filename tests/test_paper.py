@@ -26,7 +26,7 @@ STEMS = {
     *("sec_main", "sec_fig1", "sec_fig2", "sec_variance", "sec_theory", "sec_optimizers", "sec_attributes"),
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
-    *("claims", "search", "protocol", "inflation", "noise", "photos"),
+    *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -43,7 +43,13 @@ SWEEPS |= {"sec_table2": "sec_weights", "sec_table5": "sec_heads", "sec_fig1": "
 SWEEPS |= {"sec_optimizers": "sec_optimizers", "sec_table1": "simclr", "sec_attributes": "sec_norms"}
 
 
-ALONE = {"sec_theory", "sec_table3", "photos"}  # measured on the spot, settings, no rendered letters
+ALONE = {
+    "omniglot_few",
+    "ledger",
+    "sec_theory",
+    "sec_table3",
+    "photos",
+}  # measured on the spot, settings, no rendered letters
 
 
 def source(path: Path) -> str:
