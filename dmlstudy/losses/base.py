@@ -132,7 +132,7 @@ def zero(f: Tensor) -> Tensor:  # scalar 0
 # %% ../../nbs/49_losses.base.ipynb #f3c709f7
 def or_one(total: Tensor) -> Tensor:  # same shape
     "A sum of counts or weights to divide by: 1 in place of 0"
-    return total.masked_fill(total == 0, 1)
+    return total.masked_fill(total == 0, 1) if total.is_floating_point() else total.clamp(min=1)
 
 # %% ../../nbs/49_losses.base.ipynb #9d5d6699
 def masked_sum(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # scalars

@@ -25,6 +25,7 @@ from dmlstudy.losses.base import (
     or_one,
     products,
     similarities,
+    zero,
 )
 from .tuples import DrawingLoss
 from ..miners import draw_columns, draw_weights
@@ -32,6 +33,8 @@ from ..miners import draw_columns, draw_weights
 # %% ../../nbs/51_losses.batch.ipynb #b11ccba2
 def _norm_penalty(f: Tensor, weight: float, squared: bool = False) -> Tensor:  # scalar
     "Weight times the mean norm, or squared norm, of raw embeddings"
+    if not weight:
+        return zero(f)
     return weight * (f.square().sum(1) if squared else lengths(f)).mean()
 
 # %% ../../nbs/51_losses.batch.ipynb #9257a54d
