@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,66 +11,75 @@ import torch
 from edge_batches import CLASSES, DIM, FINITE
 
 from dmlstudy.core import generator
-from dmlstudy.losses import LOSSES, make_loss
-from dmlstudy.losses.base import by_rows
+from dmlstudy.losses import LOSSES, base, make_loss
+from dmlstudy.losses.base import PairLoss
 
-BLOCKS = ["contrastive", "multisimilarity", "ntxent", "supcon", "sincere"]
+PAIRS = [name for name in LOSSES if issubclass(LOSSES[name], PairLoss)]
+RANKS = ["smooth_ap", "recall_at_k", "pnp", "supap", "roadmap", "fast_ap"]  # their blocks: test_losses_ranking.py
+NAMED = ["contrastive", "supcon", "sincere", "sigmoid_pairs", "multisimilarity", "smooth_ap"]
+GIGABYTE = 1000
 
 
-def value_and_slope(call, f, *more, **pairing):
+def value_and_slopes(loss, f, labels=None, **pairing):
     x = f.detach().clone().requires_grad_()
-    value = call(x, *more, **pairing)
-    return value, torch.autograd.grad(value, x)[0]
+    value = loss(x, labels, **pairing)
+    return value, *torch.autograd.grad(value, (x, *loss.parameters()), materialize_grads=True)
+
+
+def in_blocks(monkeypatch, rows, loss, f, labels=None, **pairing):
+    """The same, some rows at a time."""
+    with monkeypatch.context() as patch:
+        patch.setattr(base, "_AT_ONCE", (rows or len(f)) * len(f))
+        return value_and_slopes(loss, f, labels, **pairing)
 
 
 def test_which_losses_have_blocks():
-    assert [n for n in LOSSES if hasattr(LOSSES[n], "block")] == sorted(BLOCKS, key=list(LOSSES).index)
+    assert {*NAMED} <= {*PAIRS, *RANKS}
+    assert len(PAIRS) == 10
 
 
-@pytest.mark.parametrize("rows", [1, 3, 100, None])
-@pytest.mark.parametrize("name", BLOCKS)
-def test_by_rows_on_every_edge(name, rows):
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", PAIRS)
+def test_blocks_on_every_edge(monkeypatch, name, rows):
     """The value and gradient of the whole, whatever the size of the blocks, in every type."""
     for f, labels in FINITE.values():
         more = {"neg_margin": 0.9} if name == "contrastive" else {}  # a zero vector is 1 from all others: a kink
         loss = make_loss(name, CLASSES, DIM, **more)
-        expected, found = (
-            value_and_slope(loss, f, labels),
-            value_and_slope(partial(by_rows, loss), f, labels, rows=rows),
-        )
+        expected, found = value_and_slopes(loss, f, labels), in_blocks(monkeypatch, rows, loss, f, labels)
         assert found[0].dtype == expected[0].dtype
         torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
-        error, size = (x.double().norm() for x in (found[1] - expected[1], expected[1]))
-        assert error <= (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5
+        for blocks, whole in zip(found[1:], expected[1:], strict=True):
+            error, size = (x.double().norm() for x in (blocks - whole, whole))
+            assert error <= (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5
 
 
-@pytest.mark.parametrize("name, more", [*((n, {}) for n in BLOCKS), ("multisimilarity", {"mean_over": "batch"})])
-def test_by_rows_is_the_whole_to_six_digits(name, more):
+@pytest.mark.parametrize("name, more", [*((n, {}) for n in PAIRS), ("multisimilarity", {"mean_over": "batch"})])
+def test_blocks_are_the_whole_to_six_digits(monkeypatch, name, more):
     """900 embeddings in float32, with labels, and with a one-sided matrix of weights in float64."""
     g, loss = generator(0, "blocks"), make_loss(name, **more)
     f, labels = torch.randn(900, 16, generator=g), torch.randint(150, (900,), generator=g)
-    found = value_and_slope(loss, f, labels), value_and_slope(partial(by_rows, loss), f, labels, rows=128)
+    found = value_and_slopes(loss, f, labels), in_blocks(monkeypatch, 128, loss, f, labels)
     for whole, blocks in zip(*found, strict=True):
         assert (blocks - whole).norm() <= 1e-6 * whole.norm()
     P = torch.rand(900, 900, generator=g) * (torch.rand(900, 900, generator=g) < 0.01)
-    found = (value_and_slope(call, f.double(), positives=P) for call in (loss, partial(by_rows, loss)))
+    loss, f = loss.double(), f.double()
+    found = value_and_slopes(loss, f, positives=P), in_blocks(monkeypatch, 128, loss, f, positives=P)
     for whole, blocks in zip(*found, strict=True):
         assert (blocks - whole).norm() <= 1e-9 * whole.norm()
 
 
-def test_by_rows_refuses_what_is_not_a_sum_over_anchors():
+@pytest.mark.parametrize("name", ["contrastive", "circle"])
+def test_published_forms_of_whole_batches_are_taken_at_once(monkeypatch, name):
     f, labels = FINITE["random"]
-    with pytest.raises(ValueError, match="HistogramLoss is not written as a sum over anchors"):
-        by_rows(make_loss("histogram"), f, labels)
-    with pytest.raises(ValueError, match="variant='corrected'"):
-        by_rows(make_loss("contrastive", variant="published"), f, labels)
+    loss = make_loss(name, variant="published")
+    for whole, found in zip(value_and_slopes(loss, f, labels), in_blocks(monkeypatch, 1, loss, f, labels), strict=True):
+        assert torch.equal(whole, found)
 
 
 MEASURE = """
 import torch
 from dmlstudy.core import generator
 from dmlstudy.losses import make_loss
-from dmlstudy.losses.base import by_rows
 
 def pages(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) / 1024
@@ -80,24 +88,26 @@ torch.set_num_threads(1)
 g = generator(0, "memory")
 for name in {names}:
     f, labels = torch.randn({n}, 128, generator=g).requires_grad_(), torch.arange({n}) // 4
-    by_rows(make_loss(name), f[:300], labels[:300]).backward()  # the code that is loaded
+    make_loss(name)(f[:300], labels[:300]).backward()  # the code that is loaded
     before = pages("VmRSS")
     open("/proc/self/clear_refs", "w").write("5")
-    by_rows(make_loss(name), f, labels).backward()
+    make_loss(name)(f, labels).backward()
     print(name, pages("VmHWM") - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("n, most", [(4096, 300), pytest.param(16384, 1000, marks=pytest.mark.slow)])
-def test_memory_does_not_grow_with_the_pairs(n, most):
+@pytest.mark.parametrize(
+    "names, n, most", [(PAIRS, 4096, 400), pytest.param(NAMED, 16384, GIGABYTE, marks=pytest.mark.slow)]
+)
+def test_memory_does_not_grow_with_the_pairs(names, n, most):
     """4,096 at once take 640 MB and more, 16,384 ten gigabytes; with the blocks' arrays under a bound in megabytes."""
-    command = [sys.executable, "-c", MEASURE.format(names=BLOCKS, n=n)]
+    command = [sys.executable, "-c", MEASURE.format(names=names, n=n)]
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back at once
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=900, check=True)
     used = {name: float(megabytes) for name, megabytes in map(str.split, done.stdout.splitlines())}
-    assert used.keys() == set(BLOCKS) and max(used.values()) < most, used
+    assert used.keys() == {*names} and max(used.values()) < most, used
 
 
 def test_two_passes_of_the_tutorial_are_the_whole_batch():

@@ -18,6 +18,7 @@ from dmlstudy import own
 from dmlstudy.core import generator, make_run
 from dmlstudy.distances import unit
 from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.losses.base import PairLoss
 from dmlstudy.losses.memory import (
     S2SD,
     Around,
@@ -28,7 +29,6 @@ from dmlstudy.losses.memory import (
     s2sd,
     with_memory,
 )
-from dmlstudy.losses.views import PairLoss
 from dmlstudy.methods import METHODS
 from dmlstudy.objectives import Objective
 from dmlstudy.regularizers import make_regularizer

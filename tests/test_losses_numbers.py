@@ -62,8 +62,8 @@ def with_full_memory():
 
 def in_blocks(f, labels):
     """The sum of positive similarities less the squares of negative ones, two rows at a time."""
-    sums = lambda s, positives, negatives: (s * positives - s.square() * negatives).sum()[None]
-    return sum_over_rows(sums, unit(f), labels, width=_AT_ONCE // 2).sum()
+    terms = lambda s, positives, negatives: ((s * positives - s.square() * negatives).sum(),)
+    return sum(sum_over_rows(terms, unit(f), labels, width=_AT_ONCE // 2))
 
 
 MAKERS = {f"{name}-{variant}": partial(make_loss, name, CLASSES, DIM, variant) for name, variant in EVERY}

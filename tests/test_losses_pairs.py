@@ -13,8 +13,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.losses import make_loss
+from dmlstudy.losses.base import PairLoss
 from dmlstudy.losses.pairs import HyperbolicLoss
-from dmlstudy.losses.views import PairLoss
 
 CASES = json.loads(Path(__file__).with_name("losses_cases_pairs.json").read_text())
 NAMES = "circle sincere decoupled sigmoid_pairs hard_negatives in_batch epshn hyperbolic".split()

@@ -308,11 +308,12 @@ def test_miners_draw_in_proportion(name):
     assert len(drawn) == 2000 and drawn.count(1) / 2000 == pytest.approx(0.75, abs=0.04)
 
 
-def test_softmax_takes_rows_of_targets():
+@pytest.mark.parametrize("name", ["softmax", "proxynca_pp", "cross_entropy"])
+def test_a_softmax_takes_rows_of_targets(name):
     """One label each as rows: value and gradients of labels; grades: the mean over their labels."""
     g = generator(0, "targets")
     f, labels = torch.randn(7, 5, generator=g, dtype=torch.float64), torch.randint(4, (7,), generator=g)
-    loss, rows = make_loss("softmax", 4, 5).double(), torch.nn.functional.one_hot(labels, 4)
+    loss, rows = make_loss(name, 4, 5).double(), torch.nn.functional.one_hot(labels, 4)
     expected = value_and_slope(loss, f, labels=labels)
     for targets in (rows.bool(), 0.2 * rows):
         torch.testing.assert_close(value_and_slope(loss, f, positives=targets), expected)

@@ -17,14 +17,15 @@ from ..core import check_numbers, lookup
 from ..distances import lengths, pair_masks, unit
 from dmlstudy.losses.base import (
     Loss,
+    PairLoss,
     batch_distances,
-    block_masks,
     log1p_sum_exp,
     log_sum_exp,
     masked_mean,
     or_one,
     products,
     similarities,
+    zero,
 )
 from .tuples import DrawingLoss
 from ..miners import draw_columns, draw_weights
@@ -32,6 +33,8 @@ from ..miners import draw_columns, draw_weights
 # %% ../../nbs/51_losses.batch.ipynb #b11ccba2
 def _norm_penalty(f: Tensor, weight: float, squared: bool = False) -> Tensor:  # scalar
     "Weight times the mean norm, or squared norm, of raw embeddings"
+    if not weight:
+        return zero(f)
     return weight * (f.square().sum(1) if squared else lengths(f)).mean()
 
 # %% ../../nbs/51_losses.batch.ipynb #9257a54d
@@ -208,7 +211,7 @@ class HistogramLoss(Loss):
         return (h_n * h_p.cumsum(0)).sum() / or_one(positives.sum() * negatives.sum())
 
 # %% ../../nbs/51_losses.batch.ipynb #f8b3da80
-class MultiSimilarityLoss(Loss):
+class MultiSimilarityLoss(PairLoss):
     """Soft maxima of the similarities that an anchor keeps; an anchor that keeps none is left out
 
     Args:
@@ -220,8 +223,6 @@ class MultiSimilarityLoss(Loss):
         max_positive: positives at least so similar are dropped; Zhang et al.: 1 - 1e-5
         variant: no difference
     """
-
-    takes_positives = True
 
     def __init__(
         self,
@@ -240,16 +241,7 @@ class MultiSimilarityLoss(Loss):
         self.alpha, self.beta, self.lam, self.epsilon = alpha, beta, lam, epsilon
         self.mean_over, self.max_positive = lookup("mean", mean_over, ("kept", "batch")), max_positive
 
-    def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
-        total, kept = self.kept_terms(similarities(z), *pair_masks(labels))
-        return total / (len(z) if self.mean_over == "batch" else kept.clamp(min=1))
-
-    def block(self, z: Tensor, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | int]:
-        total, kept = self.kept_terms(products(z[rows], z), *block_masks(labels, rows))
-        return total, len(rows) if self.mean_over == "batch" else kept
-
-    def kept_terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-        "Sum over anchors, from their similarities, and how many keep something"
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors kept
         if self.max_positive is not None:
             positives = positives * (s.detach() < self.max_positive)
         farthest = s.detach().masked_fill(~positives.bool(), torch.inf).amin(1, keepdim=True)
@@ -258,7 +250,8 @@ class MultiSimilarityLoss(Loss):
         keep_n = negatives & ~(s + self.epsilon <= farthest)
         pull = log1p_sum_exp(self.alpha * (self.lam - s), keep_p) / self.alpha
         push = log1p_sum_exp(self.beta * (s - self.lam), keep_n) / self.beta
-        return (pull + push).sum(), keep_n.any(1).sum()
+        kept = torch.ones_like(pull) if self.mean_over == "batch" else keep_n.any(1)
+        return (pull + push).sum(), kept.sum()
 
 # %% ../../nbs/51_losses.batch.ipynb #10115014
 def first_two(

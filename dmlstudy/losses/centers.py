@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..core import check_numbers, generator
 from ..distances import full_width, in_transform, unit
 from .base import products, similarities
-from .proxies import ArcFaceLoss, CosFaceLoss, ProxyLoss, proxy_products
+from .proxies import ArcFaceLoss, CosFaceLoss, ProxyLoss, proxy_products, soft_cross_entropy
 
 # %% ../../nbs/54_losses.centers.ipynb #34bfe041
 def log1p_sum_exp_by_class(
@@ -84,7 +84,7 @@ class ProxyNCAPlusPlusLoss(ProxyLoss):
         variant: published is the same
     """
 
-    lr_factor = 100.0
+    lr_factor, takes_targets = 100.0, True
 
     def __init__(
         self,
@@ -104,8 +104,7 @@ class ProxyNCAPlusPlusLoss(ProxyLoss):
         return torch.randn(self.n_classes, self.dim, generator=g) / 8
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
-        logits, y = self.logits(f, labels, 2 / self.temperature)
-        return F.cross_entropy(logits, y[:, 0])
+        return soft_cross_entropy(self.logits(f, labels, 2 / self.temperature)[0], labels)
 
 # %% ../../nbs/54_losses.centers.ipynb #2e3dffbf
 class SubcenterArcFaceLoss(ProxyLoss):
@@ -296,7 +295,7 @@ class CrossEntropyLoss(ProxyLoss):
         variant: published is the same
     """
 
-    normalizes = False
+    normalizes, takes_targets = False, True
 
     def __init__(
         self,
@@ -312,9 +311,9 @@ class CrossEntropyLoss(ProxyLoss):
         self.label_smoothing, self.bias = label_smoothing, nn.Parameter(torch.zeros(self.n_classes))
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
-        f, weights, y = self.prepared(f, labels)
+        f, weights, _ = self.prepared(f, labels)
         logits = products(f, weights) + self.bias.to(f.dtype)
-        return F.cross_entropy(logits, y[:, 0], label_smoothing=self.label_smoothing)
+        return soft_cross_entropy(logits, labels, self.label_smoothing)
 
 # %% ../../nbs/54_losses.centers.ipynb #17cd14c9
 class MeanFieldLoss(ProxyLoss):

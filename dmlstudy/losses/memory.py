@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from ..core import check_numbers, generator, hyperparameters_of
 from ..distances import no_autocast, unit
-from .base import Loss, products, similarities
-from .views import PairLoss
+from .base import Loss, PairLoss, products, similarities
 
 # %% ../../nbs/57_losses.memory.ipynb #b4537275
 class Around(Loss):
@@ -58,7 +57,7 @@ class WithMemory(Around):
 
     def __init__(
         self,
-        loss: PairLoss,  # one with `pairs`
+        loss: PairLoss,  # one that is a sum over anchors
         size: int,  # embeddings kept, the last ones
         warmup: int = 1000,  # first steps without the memory
     ):
@@ -68,7 +67,7 @@ class WithMemory(Around):
         check_numbers(self, least=1, whole=True, size=size)
         check_numbers(self, whole=True, warmup=warmup)
         self.size, self.warmup, self.steps = size, warmup, 0
-        self.normalizes, self.takes_positives = True, False  # the memory keeps labels
+        self.uses, self.normalizes, self.takes_positives = "batch", True, False  # the memory keeps labels
         self.register_buffer("kept", torch.empty(0, 0), persistent=False)  # (up to size, D), the newest first
         self.register_buffer("kept_labels", torch.empty(0, dtype=torch.int64), persistent=False)
 
@@ -102,7 +101,7 @@ class WithMemory(Around):
 
 # %% ../../nbs/57_losses.memory.ipynb #94f99048
 def with_memory(
-    loss: PairLoss,  # supcon, ntxent, sincere, circle, decoupled, hard_negatives, sigmoid_pairs, epshn
+    loss: PairLoss,  # supcon, circle, contrastive, multisimilarity and others
     size: int,  # embeddings kept
     warmup: int = 1000,  # first steps without the memory
 ) -> WithMemory:
@@ -127,9 +126,9 @@ class SummedContrastiveLoss(PairLoss):
         check_numbers(self, least=-1, most=1, margin=margin)
         self.margin = margin
 
-    def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors
         pull = torch.where((positives > 0) & (s < 1 - 1e-5), 1 - s, 0.0)
-        return (pull + torch.where(negatives & (s > self.margin), s, 0.0)).sum() / len(s)
+        return (pull + torch.where(negatives & (s > self.margin), s, 0.0)).sum(), s.new_tensor(len(s))
 
 # %% ../../nbs/57_losses.memory.ipynb #dd78684f
 def _sizes(loss: Loss, dims: Iterable[int], **more) -> tuple[int, ...]:

@@ -15,9 +15,18 @@ from torch import Tensor, nn
 
 from ..core import check_numbers
 from ..distances import lengths, pair_masks
-from .base import Loss, batch_distances, log_sum_exp, masked_mean, products, relative, similarities
+from dmlstudy.losses.base import (
+    Loss,
+    PairLoss,
+    batch_distances,
+    log_sum_exp,
+    masked_sum,
+    products,
+    relative,
+    similarities,
+)
 from .batch import NormalizedNPairLoss
-from .views import NTXentLoss, PairLoss
+from .views import NTXentLoss
 
 # %% ../../nbs/56_losses.pairs.ipynb #4afac02f
 class CircleLoss(PairLoss):
@@ -41,12 +50,11 @@ class CircleLoss(PairLoss):
         self.margin, self.gamma = margin, gamma
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
-        positives, negatives = pair_masks(labels)
-        if self.variant == "published":  # each pair once
-            positives, negatives = positives.triu(), negatives.triu()
-        return self.pairs(similarities(z), positives, negatives)
+        if self.variant == "corrected":
+            return super().value(z, labels)
+        return self.pairs(similarities(z), *(mask.triu() for mask in pair_masks(labels)))  # each pair once
 
-    def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors
         positives = positives > 0
         if self.variant == "published":
             s, positives, negatives = (x.reshape(1, -1) for x in (s, positives, negatives))
@@ -54,7 +62,7 @@ class CircleLoss(PairLoss):
         pull = self.gamma * (1 + m - fixed).relu() * (1 - m - s)
         push = self.gamma * (fixed + m).relu() * (s - m)
         both = log_sum_exp(pull, positives) + log_sum_exp(push, negatives)
-        return masked_mean(F.softplus(both, threshold=60), positives.any(1) & negatives.any(1))
+        return masked_sum(F.softplus(both, threshold=60), positives.any(1) & negatives.any(1))
 
 # %% ../../nbs/56_losses.pairs.ipynb #28a7a969
 class SincereLoss(NTXentLoss):
@@ -90,10 +98,10 @@ class DecoupledLoss(PairLoss):
         check_numbers(self, over=0, temperature=temperature)
         self.temperature = temperature
 
-    def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, pairs
         s = s / self.temperature
         terms = log_sum_exp(s, negatives)[:, None] - s
-        return masked_mean(terms, positives * negatives.any(1, keepdim=True))
+        return masked_sum(terms, positives * negatives.any(1, keepdim=True))
 
 # %% ../../nbs/56_losses.pairs.ipynb #3f5b3fbf
 class HardNegativesLoss(PairLoss):
@@ -119,7 +127,7 @@ class HardNegativesLoss(PairLoss):
         check_numbers(self, under=1, tau_plus=tau_plus)
         self.temperature, self.beta, self.tau_plus = temperature, beta, tau_plus
 
-    def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, pairs
         s = s / self.temperature
         n = negatives.sum(1, keepdim=True)
         log_n = n.clamp(min=1).to(s.dtype).log()
@@ -127,7 +135,7 @@ class HardNegativesLoss(PairLoss):
         against = weighted[:, None] + log_n
         if self.tau_plus:
             against = self.debiased(against, s, log_n)
-        return masked_mean(F.softplus(against - s, threshold=60), positives * (n > 0))
+        return masked_sum(F.softplus(against - s, threshold=60), positives * (n > 0))
 
     def debiased(self, against: Tensor, s: Tensor, log_n: Tensor) -> Tensor:  # (B, M), for each positive
         "Log of the weighted sum, without the part that is of the anchor's class, at least n exp(-1 / t)"
@@ -165,10 +173,10 @@ class SigmoidPairsLoss(PairLoss):
         "t as it is now"
         return round(self.log_scale.exp().item(), 6)
 
-    def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors
         logits = self.log_scale.exp() * s + self.bias
         terms = F.softplus(torch.where(negatives, logits, -logits), threshold=60)
-        return torch.where((positives > 0) | negatives, terms, 0.0).sum() / len(s)
+        return torch.where((positives > 0) | negatives, terms, 0.0).sum(), s.new_tensor(len(s))
 
 # %% ../../nbs/56_losses.pairs.ipynb #0a331a4f
 class InBatchLoss(NormalizedNPairLoss):
@@ -204,11 +212,11 @@ class EPSHNLoss(PairLoss):
         check_numbers(self, over=0, temperature=temperature)
         self.temperature = temperature
 
-    def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors
         none = -2.0  # below all cosines
         s_p = torch.where(positives > 0, s, none).amax(1)
         s_n = torch.where(negatives & (s < s_p[:, None]), s, none).amax(1)
-        return masked_mean(F.softplus((s_n - s_p) / self.temperature, threshold=60), s_n > -1.5)
+        return masked_sum(F.softplus((s_n - s_p) / self.temperature, threshold=60), s_n > -1.5)
 
 # %% ../../nbs/56_losses.pairs.ipynb #509c6c62
 class HyperbolicLoss(Loss):

@@ -7,6 +7,8 @@ __all__ = ['most_positives', 'SmoothAPLoss', 'RecallAtKLoss', 'PNPLoss', 'SupAPL
            'contextual_similarity', 'ContextualLoss']
 
 # %% ../../nbs/52_losses.ranking.ipynb #d5a63083
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -54,14 +56,15 @@ class _RankingLoss(Loss):
         total, count = self.sums(z, labels)
         return total / count.clamp(min=1)
 
-    def sums(self, z: Tensor, labels: Tensor) -> Tensor:  # of `terms`, over all rows
+    def sums(self, z: Tensor, labels: Tensor) -> tuple[Tensor, ...]:  # of `terms`, over all rows
         k = min(most_positives(labels) + 1, len(z))  # the query itself may be one
-        return sum_over_rows(lambda *rows: self.terms(k, *rows), z, labels, width=(k + 1) * len(z))
+        return sum_over_rows(partial(self.terms, k), z, labels, width=(k + 1) * len(z))
 
-    def terms(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # (2,): sum, how many
+    def terms(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+        "Sum of the queries' costs, and how many they are"
         counted = (positives > 0).any(1)
         cost = self.queries(k, s, relative(positives), negatives)
-        return torch.stack((cost.masked_fill(~counted, 0.0).sum(), counted.sum()))
+        return cost.masked_fill(~counted, 0.0).sum(), counted.sum()
 
     def queries(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # (R,)
         raise NotImplementedError(f"{type(self).__name__} must say what a query costs")
@@ -215,9 +218,9 @@ class SupAPLoss(_RankingLoss):
         far = self.rho * (t - self.delta) + self.offset
         return torch.where(t > self.delta, far, near + 0.5 * (t > 0))
 
-    def terms(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # (2,): sum, how many
+    def terms(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
         total, count = super().terms(k, s, positives, negatives)
-        return torch.stack((total, count if self.variant == "corrected" else torch.full_like(count, len(s))))
+        return total, count if self.variant == "corrected" else torch.full_like(count, len(s))
 
     def queries(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # (R,)
         at, weights = _places(s, _with_query(positives, negatives), k)
@@ -226,11 +229,13 @@ class SupAPLoss(_RankingLoss):
         return 1 - _row_mean(among / (among + self.step(ahead).sum(2)), weights)
 
 # %% ../../nbs/52_losses.ranking.ipynb #65f8245c
-def _active_margins(s: Tensor, positives: Tensor, negatives: Tensor, pos_margin: float, neg_margin: float) -> Tensor:
-    "(4,): sums of [pos_margin - s]+ over positives and of [s - neg_margin]+ over negatives; how many are above 0"
+def _active_margins(
+    s: Tensor, positives: Tensor, negatives: Tensor, pos_margin: float, neg_margin: float
+) -> tuple[Tensor, ...]:
+    "Sums of [pos_margin - s]+ over positives and of [s - neg_margin]+ over negatives; how many are above 0"
     pull, push = (pos_margin - s).relu(), (s - neg_margin).relu()
     parts = (pull * positives, push * negatives, (pull > 0) * positives, (push > 0) * negatives)
-    return torch.stack([part.sum(dtype=s.dtype) for part in parts])
+    return tuple(part.sum(dtype=s.dtype) for part in parts)
 
 
 def _margin_means(pull: Tensor, push: Tensor, pulls: Tensor, pushes: Tensor) -> Tensor:  # scalar
@@ -263,8 +268,8 @@ class ROADMAPLoss(SupAPLoss):
         check_numbers(self, most=1, lam=lam)
         self.lam = lam
 
-    def terms(self, k: int, *rows: Tensor) -> Tensor:  # (6,)
-        return torch.cat((super().terms(k, *rows), _active_margins(*rows, 0.9, 0.6)))
+    def terms(self, k: int, *rows: Tensor) -> tuple[Tensor, ...]:  # six
+        return *super().terms(k, *rows), *_active_margins(*rows, 0.9, 0.6)
 
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
         total, count, *margins = self.sums(z, labels)

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from ..core import check_numbers, generator, lookup
-from ..distances import unit
+from ..distances import pair_masks, safe_sqrt, unit
 from dmlstudy.losses.base import (
     Loss,
+    PairLoss,
     all_triplet_hinge,
     batch_distances,
     block_distances,
-    block_masks,
     check_classes,
     masked_mean,
     or_one,
+    sum_over_rows,
     triplet_distances,
     triplets_per_anchor,
 )
@@ -43,8 +44,12 @@ def _triplet_weights(
     of_p = n_negatives[:, None] if weights.dtype == torch.bool else n_negatives[:, None] * weights
     return torch.where(positives, of_p, n_positives[:, None]).fill_diagonal_(0), n_positives, n_negatives
 
+# %% ../../nbs/50_losses.tuples.ipynb #732bc88a
+def _distances(z: Tensor, rows: slice | None = None) -> Tensor:  # (B, B), or some of its rows
+    return batch_distances(z) if rows is None else block_distances(z, rows)
+
 # %% ../../nbs/50_losses.tuples.ipynb #c3c49dc8
-class ContrastiveLoss(Loss):
+class ContrastiveLoss(PairLoss):
     """Mean distance of positives above one margin plus mean distance of negatives below another, over triplets
 
     Args:
@@ -54,7 +59,6 @@ class ContrastiveLoss(Loss):
     """
 
     uses = "triplets"
-    takes_positives = True
 
     def __init__(
         self,
@@ -66,22 +70,23 @@ class ContrastiveLoss(Loss):
         check_numbers(self, pos_margin=pos_margin, neg_margin=neg_margin)
         self.pos_margin, self.neg_margin = pos_margin, neg_margin
 
-    def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
+    def value(self, z: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:
         offset = 1e-6 if self.variant == "published" else 0.0
         if triplets is not None:
             d_ap, d_an = triplet_distances(z, triplets, offset=offset)
             return ((d_ap - self.pos_margin).relu() + (self.neg_margin - d_an).relu()).sum() / max(1, len(d_ap))
-        d, (positives, counted) = batch_distances(z, offset=offset), _positives(labels)
-        weights, n_positives, n_negatives = _triplet_weights(positives, counted, z.dtype)
-        terms = torch.where(positives, d - self.pos_margin, self.neg_margin - d).relu()
-        return (terms * weights).sum() / or_one((n_positives * n_negatives).sum())
+        if offset:  # at once, however large the batch
+            total, weight = self.terms(batch_distances(z, offset=offset), *pair_masks(labels))
+        else:
+            total, weight = sum_over_rows(self.terms, z, labels, matrix=_distances)
+        return total / or_one(weight)
 
-    def block(self, z: Tensor, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if self.variant == "published":
-            raise ValueError("the published contrastive loss is not made for blocks of rows: use variant='corrected'")
-        weights, negatives = block_masks(labels, rows)
-        n_positives, n_negatives = weights.sum(1, keepdim=True), negatives.sum(1, keepdim=True)
-        d, counted = block_distances(z, rows), weights * n_negatives + negatives * n_positives
+    def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar, from cosines
+        return super().pairs(safe_sqrt((2 - 2 * s).relu()), positives, negatives)
+
+    def terms(self, d: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, triplets
+        n_positives, n_negatives = (x.sum(1, keepdim=True).to(d.dtype) for x in (positives, negatives))
+        counted = torch.where(negatives, n_positives, n_negatives * positives)
         terms = torch.where(negatives, self.neg_margin - d, d - self.pos_margin).relu()
         return (terms * counted).sum(), (n_positives * n_negatives).sum()
 
