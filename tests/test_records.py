@@ -228,3 +228,17 @@ def test_outputs_alike_stay_untouched(tmp_path, monkeypatch):
     assert file.read_bytes() == before
     table(0.2)
     assert file.read_bytes() != before
+
+
+def test_cells_are_neither_formulas_nor_new_rows(tmp_path, monkeypatch):
+    """A name of a user's own reaches a spreadsheet as text, and a table in one line."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    names = ["=1+1", "@x", "+cmd", "-cmd", "+ SEC", "-2", "a = b", "two\nlines", "two\r\nlines", "a|b"]
+    table = pd.DataFrame({"na\nme": names, "value": range(-5, 5)})
+    file = records.write_table("toy", table, profile="smoke")
+    read = pd.read_csv(file.with_suffix(".csv"), lineterminator="\n")
+    assert [*read["na\nme"][:7]] == ["'=1+1", "'@x", "'+cmd", "'-cmd", "+ SEC", "-2", "a = b"]
+    assert [*read["value"]] == [*range(-5, 5)]
+    rows = [line for line in file.read_text().splitlines() if line]
+    assert len(rows) == 1 + 2 + len(names) and all(row.startswith("| ") and row.endswith(" |") for row in rows[1:])
+    assert rows[1] == "| na me | value |" and rows[-3:] == ["| two lines | 2 |", "| two lines | 3 |", "| a\\|b | 4 |"]
