@@ -387,6 +387,8 @@ def _array(file: str) -> "np.ndarray":
         return np.load(file, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{file} is damaged, or holds other things than numbers and words: {error}") from error
+    except MemoryError as error:
+        raise ValueError(f"{file} is damaged, or too large for this memory: {error}") from error
 
 
 def _evaluate(args: argparse.Namespace) -> int:  # exit status

@@ -527,11 +527,17 @@ def folder_of(kind: str, profile: str) -> Path:  # may not exist yet
 
 def markdown(table: pd.DataFrame) -> str:  # no final newline
     "A table as Markdown"
-    cells = [[str(c) for c in table.columns], ["---"] * len(table.columns)]
-    cells += [
-        ["" if pd.isna(v) else " ".join(str(v).split("\n")) for v in row] for row in table.itertuples(index=False)
-    ]
+    line = lambda v: "" if pd.isna(v) else " ".join(str(v).splitlines())
+    cells = [[*map(line, table.columns)], ["---"] * len(table.columns)]
+    cells += [[*map(line, row)] for row in table.itertuples(index=False)]
     return "\n".join("| " + " | ".join(v.replace("|", "\\|") for v in row) + " |" for row in cells)
+
+# %% ../nbs/90_records.ipynb #b9183e83
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?=[^\s\d.])")  # how a cell begins that a spreadsheet would compute
+
+
+def _no_formula(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 # %% ../nbs/90_records.ipynb #1d79f9cd
 def write_table(
@@ -544,7 +550,9 @@ def write_table(
 ) -> Path:  # the Markdown file
     "Write a table under its stem"
     folder = folder_of("tables", profile)
-    write_output(folder / f"{stem}.csv", data.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
+    write_output(
+        folder / f"{stem}.csv", data.map(_no_formula).to_csv(index=False, lineterminator="\n", float_format="%.6g")
+    )
     text = [f"# {stem}", caption, markdown(data if shown is None else shown), notes]
     return write_output(folder / f"{stem}.md", "\n\n".join(part for part in text if part) + "\n")
 

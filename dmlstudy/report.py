@@ -308,6 +308,20 @@ DRAWN = {  # notebook -> its parameters, one execution each
     "roth_toys": [{"toy": "diagonal"}, {"toy": "crossed"}],
 }
 
+# %% ../nbs/97_report.ipynb #1abcdada
+def _other_code(profile: str) -> str:  # empty: none that says what code made it
+    "How many records of a profile other modules made than those of today"
+    from dmlstudy.train import code_digest
+
+    made = [
+        (r["made"]["code"], r["run"]["method"]) for r in each_record(profile, ["run", "made"]) if "code" in r["made"]
+    ]
+    n = sum(code != code_digest(METHODS[method].loss) for code, method in made)
+    told = f"dmlstudy run --profile {profile} --fresh trains anew and says which values differ"
+    return f"\n{n} of {len(made)} records with a digest of their code were made by other code than this: {told}" * bool(
+        n
+    )
+
 # %% ../nbs/97_report.ipynb #cb35a553
 def show(
     profile: str,  # name in PROFILES
@@ -328,5 +342,5 @@ def show(
             tasks.append((source, outputs() / "notebooks" / "paper" / f"{name}.ipynb", {"profile": profile, **more}))
     failures = draw(tasks, workers)
     write_report(profile)
-    out(f"{n} records, {len(tasks)} notebooks drawn in {duration(time.perf_counter() - began)}")
+    out(f"{n} records, {len(tasks)} notebooks drawn in {duration(time.perf_counter() - began)}{_other_code(profile)}")
     return failures

@@ -7,6 +7,9 @@ import pytest
 from dmlstudy import cli
 from dmlstudy.metrics import DEFAULT, evaluate
 
+_SHAPE = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 10000), }"
+HUGE = b"\x93NUMPY\x01\x00\x76\x00" + _SHAPE.ljust(117) + b"\n"  # 128 bytes that announce 36 TiB
+
 
 @pytest.fixture
 def files(tmp_path):
@@ -40,6 +43,7 @@ def test_every_metric_has_its_value_and_interval(files, capsys):
         (lambda d: (d / "f.npy").write_text("0.1, 0.2"), "is no .npy file: write one with np.save"),
         (lambda d: np.savez(open(d / "f.npy", "wb"), f=np.zeros((120, 8))), "is no .npy file"),
         (lambda d: (d / "f.npy").write_bytes((d / "f.npy").read_bytes()[:200]), "is damaged, or holds other things"),
+        (lambda d: (d / "f.npy").write_bytes(HUGE), "is damaged, or too large for this memory"),
         (lambda d: (d / "f.npy").unlink(), "No such file"),
         (lambda d: np.save(d / "f.npy", np.full((120, 8), np.nan)), "hold NaN or infinity"),
     ],

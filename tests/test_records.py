@@ -204,6 +204,20 @@ def test_a_wait_says_for_whom_and_since_when(tmp_path, monkeypatch):
     other.wait()
 
 
+def test_what_leaves_a_file_is_named_and_kept(many):
+    """A damaged line, a line with other values, and a line that is dropped."""
+    lines = many.read_text().splitlines(keepends=True)[:3]
+    many.write_text(lines[0] + "<<<<<<< HEAD\n" + lines[1] + lines[2])
+    kept = lambda: sorted(file.read_text() for file in many.parent.glob("*.aside-*"))
+    changed, told = json.loads(lines[1]), []
+    changed["curves"]["test"]["recall@1"][0] = 0.123
+    records.merge_records(many, [changed], told.append)
+    assert kept() == ["<<<<<<< HEAD\n" + lines[1]] and "2 lines are set aside" in told[0]
+    records.drop_records([f"{0:012x}"], told.append)
+    assert kept() == sorted(["<<<<<<< HEAD\n" + lines[1], lines[0]]) and "1 lines are set aside" in told[1]
+    assert [record["key"] for record in each_record("glyphs")] == [f"{i:012x}" for i in (1, 2)]
+
+
 def test_results_are_those_of_the_plain_way(many):
     table, plain = tidy("glyphs", each_record("glyphs", PARTS)), plain_tidy(whole(many))
     assert table.astype(object).to_numpy().tolist() == plain.astype(object).to_numpy().tolist()
@@ -228,3 +242,17 @@ def test_outputs_alike_stay_untouched(tmp_path, monkeypatch):
     assert file.read_bytes() == before
     table(0.2)
     assert file.read_bytes() != before
+
+
+def test_cells_are_neither_formulas_nor_new_rows(tmp_path, monkeypatch):
+    """A name of a user's own reaches a spreadsheet as text, and a table in one line."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    names = ["=1+1", "@x", "+cmd", "-cmd", "+ SEC", "-2", "a = b", "two\nlines", "two\r\nlines", "a|b"]
+    table = pd.DataFrame({"na\nme": names, "value": range(-5, 5)})
+    file = records.write_table("toy", table, profile="smoke")
+    read = pd.read_csv(file.with_suffix(".csv"), lineterminator="\n")
+    assert [*read["na\nme"][:7]] == ["'=1+1", "'@x", "'+cmd", "'-cmd", "+ SEC", "-2", "a = b"]
+    assert [*read["value"]] == [*range(-5, 5)]
+    rows = [line for line in file.read_text().splitlines() if line]
+    assert len(rows) == 1 + 2 + len(names) and all(row.startswith("| ") and row.endswith(" |") for row in rows[1:])
+    assert rows[1] == "| na me | value |" and rows[-3:] == ["| two lines | 2 |", "| two lines | 3 |", "| a\\|b | 4 |"]

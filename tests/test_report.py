@@ -19,8 +19,10 @@ import pytest
 from dmlstudy import records, report
 from dmlstudy.core import make_run
 from dmlstudy.look import dots
+from dmlstudy.methods import METHODS
 from dmlstudy.report import draw, notebooks
 from dmlstudy.study import run_of
+from dmlstudy.train import code_digest
 
 STEMS = ("roth_table2", "roth_table10", "roth_fig1", "roth_fig12", "sec_main", "sec_table1", "sec_fig1", "claims")
 WIDE = pd.DataFrame([{f"a rather long heading {i}": 51.25 + i for i in range(14)}])
@@ -122,6 +124,21 @@ def test_how_it_was_made(page):
         "made by nbs/paper/roth_table2.ipynb",
     ):
         assert part in " ".join(text.split()), part
+
+
+def test_other_code_is_said(tmp_path, monkeypatch):
+    """Of four records one says nothing, one names today's modules, and two others."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    runs, today = [make_run(seed=seed) for seed in range(4)], code_digest(METHODS[make_run().method].loss)
+    made = [{}, {"code": today}, {"code": "0" * 12}, {"code": "1" * 12}]
+    write = lambda n: records.write_batch(
+        "smoke",
+        [{"key": r.key(), "run": asdict(r), "curves": {}, "made": m} for r, m in zip(runs[:n], made, strict=False)],
+    )
+    write(4)
+    assert "2 of 3 records with a digest of their code were made by other code" in report._other_code("smoke")
+    write(2)
+    assert report._other_code("smoke") == ""
 
 
 def test_no_records(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from dmlstudy.models.lite import _Tail
 from dmlstudy.records import save_record
 from dmlstudy.rules import SELECTIONS, places
 from dmlstudy.sequences import LOOKS, e_value, look_interval, race, sequence_interval
-from dmlstudy.stats import correlation_interval, crossed_interval, rank_intervals, tied_with_best
+from dmlstudy.stats import crossed_interval
 from dmlstudy.study import run_of
 from dmlstudy.train import fit
 from dmlstudy.train.state import start
@@ -24,30 +24,6 @@ TINY = {"dataset": "glyphs_many", "steps": 3, "eval_every": 3, "images_per_class
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
-
-
-def test_equal_rows_are_called_worse_in_five_percent(rng):
-    """A one-sided quantile, or that of one pair, is off by far more than the bounds allow."""
-    for rows, n in ((5, 5), (18, 3), (18, 10)):
-        tables = 2 * rng.normal(size=(20_000, 1, n)) + rng.normal(size=(20_000, rows, n))
-        assert 0.044 < 1 - tied_with_best(tables).all(-1).mean() < 0.056
-
-
-def test_ranks_agree_with_ties_and_with_each_other(rng):
-    values = np.linspace(0, 8, 6)[:, None] + rng.normal(size=(6, 5))
-    low, high = rank_intervals(values)
-    assert (low <= high).all() and low.min() == 1 and high.max() == 6
-    assert ((low == 1) == tied_with_best(values)).all() and not tied_with_best(values).all()
-    mirrored = rank_intervals(-values)
-    assert (mirrored[0] == 7 - high).all() and (mirrored[1] == 7 - low).all()
-
-
-def test_seeds_are_drawn_for_each_method_and_replicates_for_all(rng):
-    shifted, y = np.arange(11)[:, None] + 10 * np.arange(5), np.r_[0, 2, 1, 3:11]
-    value, low, high = correlation_interval(shifted, y, rng, over=("replicates",))
-    assert low == pytest.approx(value) and high == pytest.approx(value)
-    _, low, high = correlation_interval(shifted, y, rng, over=("seeds",))
-    assert high - low > 0.2
 
 
 @pytest.mark.slow
