@@ -5,18 +5,29 @@
 # %% auto #0
 __all__ = ['NAMES', 'profiles_shown', 'study_records', 'experiment_records', 'intervals', 'ties', 'published', 'name_of',
            'join_published', 'sampler_name', 'percent', 'layout', 'source_note', 'write_comparison', 'make_table',
-           'answer', 'listed', 'row_order', 'dataset_order', 'overview']
+           'answer', 'row_order', 'dataset_order', 'overview']
 
 # %% ../nbs/93_tables.ipynb #c052b00b
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from string import Formatter
 
 import numpy as np
 import pandas as pd
 
 from .core import asset, lookup, make_run, write_atomically
 from .methods import ROLES, role
-from .records import SELECTIONS, batch_file, data_note, markdown, read_batch, selected, tidy, write_table
+from dmlstudy.records import (
+    SELECTIONS,
+    batch_file,
+    data_note,
+    markdown,
+    outputs,
+    read_batch,
+    selected,
+    tidy,
+    write_table,
+)
 from .records import shown as folder_shown
 from .stats import t_interval, tied_with_best
 from .study import PROFILES, runs_of, setting_of
@@ -233,6 +244,19 @@ def source_note(
         text += f" **{note} They are not comparable to printed numbers.**"
     return text
 
+# %% ../nbs/93_tables.ipynb #21ec5a44
+_WIDEST = 10  # columns that fit on a page
+
+
+def _pages(table: pd.DataFrame, columns: Mapping, rows: Sequence[str], rule: str) -> list[pd.DataFrame]:
+    "A table as it is read; one for each metric where it is too wide for a page"
+    whole = layout(table, columns, rows, rule)
+    if whole.shape[1] <= _WIDEST:
+        return [whole]
+    metrics = dict.fromkeys(metric for _, metric in columns)
+    parts = [{at: name for at, name in columns.items() if at[1] == metric} for metric in metrics]
+    return [layout(table, part, rows, rule) for part in parts]
+
 # %% ../nbs/93_tables.ipynb #5e668951
 def write_comparison(
     stem: str,
@@ -243,11 +267,13 @@ def write_comparison(
     title: str,
     records: Sequence[Mapping],  # those that were used
     selection: str = "validation",  # rule that is shown first; the first that applies if it does not
-) -> pd.DataFrame:  # as shown under that rule
+) -> pd.DataFrame:  # as shown under that rule; of several tables the first
     "Write our means beside the printed numbers, and below them the same under the other rules"
     rules = [r for r in sorted(SELECTIONS, key=lambda r: r != selection) if (table["selection"] == r).any()]
-    parts = {rule: layout(table, columns, rows, rule) for rule in rules}
-    more = "\n\n".join(f"## Rule `{rule}`: {_RULES[rule]}\n\n{markdown(parts[rule])}" for rule in rules[1:])
+    first, *others = _pages(table, columns, rows, rules[0])
+    further = {"Other metrics": others} if others else {}
+    further |= {f"Rule `{rule}`: {_RULES[rule]}": _pages(table, columns, rows, rule) for rule in rules[1:]}
+    more = [text for head, pages in further.items() for text in (f"## {head}", *map(markdown, pages))]
     caption = (
         f"{title} Values in %: mean ± half-width of the 95 % t-interval over seeds "
         "(in print: standard deviation). † marks the best value of a column and all that cannot be told apart from it "
@@ -255,10 +281,10 @@ def write_comparison(
         f"Rule `{rules[0]}`: {_RULES[rules[0]]}."
     )
     note = source_note(profile, records, [*dict.fromkeys(dataset for dataset, _ in columns)])
-    write_table(stem, table, parts[rules[0]], caption, "\n\n".join(filter(None, [note, more])), profile)
-    return parts[rules[0]]
+    write_table(stem, table, first, caption, "\n\n".join([note, *more]), profile)
+    return first
 
-
+# %% ../nbs/93_tables.ipynb #0cb099a2
 def make_table(
     stem: str,
     profile: str,
@@ -267,7 +293,7 @@ def make_table(
     methods: Sequence[str],  # rows, in order
     title: str,
     selection: str = "validation",  # rule that is shown first; the first that applies if it does not
-) -> pd.DataFrame:  # as shown under that rule
+) -> pd.DataFrame:  # as `write_comparison` returns it
     """Read the records, write the table under its stem, return what is shown
 
     Args:
@@ -283,22 +309,29 @@ def make_table(
     return write_comparison(stem, profile, table, columns, methods, title, records, selection)
 
 # %% ../nbs/93_tables.ipynb #6c260978
+_LONGEST = 40  # words
+
+
 def answer(
     stem: str,
-    text: str,  # a sentence or two
-    profile: str,
+    profile: str,  # whose records were read
+    sentence: str,  # with numbers by name, such as "SEC raises recall@1 in {up} of {n} cases."
+    holds: bool,  # is it what the records say?
+    **numbers,  # by name
 ):  # for the notebook to show
-    "Keep what a table or figure says, and show it"
+    "Keep what a table or figure says, and show it; the study stops where its sentence is no longer true"
     from IPython.display import Markdown
 
+    text = sentence.format(**numbers)
+    if len(text.split()) > _LONGEST:
+        raise ValueError(f"the answer of {stem} has {len(text.split())} words, at most {_LONGEST} will do: {text}")
+    if not holds and folder_shown(profile) == outputs():
+        raise AssertionError(f"the answer of {stem} no longer says what the records say: {text}")
+    if not holds:
+        forms = {name: form for _, name, form, _ in Formatter().parse(sentence) if name}
+        text = "; ".join(f"{name.replace('_', ' ')}: {numbers[name]:{form}}" for name, form in forms.items()) + "."
     write_atomically(folder_shown(profile) / "answers" / f"{stem}.md", f"{text}\n")
     return Markdown(f"**Answer:** {text}")
-
-
-def listed(words: Iterable[str]) -> str:  # such as "a, b and c"; "none" for nothing
-    "Words in a row"
-    *first, last = [*words] or ["none"]
-    return f"{', '.join(first)} and {last}" if first else last
 
 # %% ../nbs/93_tables.ipynb #992dfcd9
 def row_order(

@@ -1,5 +1,6 @@
 """Tables and figures have a notebook of their own name, come from records alone, and say where they are from."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -113,6 +114,30 @@ def test_outputs_stand_beside(path):
             assert min(figure.with_suffix(end).stat().st_size for end in (".png", ".pdf")) > 5000
         said = (OUTPUTS / "answers" / f"{stem}.md").read_text()
         assert any(c.isdigit() for c in said) and "nan" not in said.split()
+
+
+@pytest.mark.parametrize("file", sorted((OUTPUTS / "answers").glob("*.md")), ids=lambda p: p.stem)
+def test_answers_are_sentences(file):
+    said = file.read_text().strip()
+    assert 8 <= len(said.split()) <= 40 and said[0].isalnum() and said.endswith(".")
+    assert len(re.split(r"(?<=\.)\s+(?=[A-Z])", said)) <= 2
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_an_answer_has_a_condition_that_may_fail(path):
+    """It is computed, and so are the numbers: no literal stands in their place."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    code = ast.parse("\n".join("".join(c["source"]) for c in cells))
+    calls = [n for n in ast.walk(code) if isinstance(n, ast.Call)]
+    (call,) = [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "answer"]
+    assert len(call.args) == 4 and not isinstance(call.args[3], ast.Constant) and call.keywords
+    assert not any(isinstance(k.value, ast.Constant) for k in call.keywords)
+
+
+@pytest.mark.parametrize("file", sorted((OUTPUTS / "tables").glob("*.md")), ids=lambda p: p.stem)
+def test_tables_fit_on_a_page(file):
+    heads = re.findall(r"^\|(.*)\|\n\| --- ", file.read_text(), re.MULTILINE)
+    assert heads and max(len(head.split(" | ")) for head in heads) <= 10
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
