@@ -157,7 +157,7 @@ def test_undisturbed(undisturbed):
     assert len(copies) == 2 and all('"output_type": "error"' not in copy.read_text() for copy in copies)
     status, told = undisturbed.call("run", *ASKED)
     assert status == 0 and "4 of them recorded; 0 to train" in told
-    assert f"report.html  {undisturbed.folder / 'outputs/drill/report.html'}" in told and "took" in told
+    assert f"report.html    {undisturbed.folder / 'outputs/drill/report.html'}" in told and "took" in told
     status, told = undisturbed.call("values", "--profile", "drill")
     table = (
         pd.read_csv(told.strip(), keep_default_na=False)
@@ -658,7 +658,7 @@ def test_status_of_ten_thousand_records_is_fast(study):
     rows = [line.split() for line in told.splitlines()]
     n = len(all_runs(jobs_of("glyphs", ["objectives"], ["glyphs_fine"])))
     assert status == 0 and ["objectives", "glyphs_fine", str(n), str(n - 1), "0", "0"] in rows, told
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 8  # seconds, however busy the machine
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10  # seconds, however busy the machine
 
 
 @pytest.mark.slow
