@@ -19,7 +19,16 @@ MATH = re.compile(r"(```.*?```|`[^`\n]+`)|\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s
 BADGE = re.compile(r"!\[[^\]]*\]\(https:[^)]*\) *")
 DIRECTIVE = re.compile(r"^#\s*\|.*\n?", re.M)
 
-PUBLISHED = ("claims.md", "claims.csv", "tables/*.md", "tables/*.csv", "figures/*.png", "answers/*.md", "bench/*")
+PUBLISHED = (
+    "explorer.html",
+    "claims.md",
+    "claims.csv",
+    "tables/*.md",
+    "tables/*.csv",
+    "figures/*.png",
+    "answers/*.md",
+    "bench/*",
+)
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
 if (location.protocol === "file:") {

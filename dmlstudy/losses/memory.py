@@ -128,7 +128,7 @@ class SummedContrastiveLoss(PairLoss):
 
     def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors
         pull = torch.where((positives > 0) & (s < 1 - 1e-5), 1 - s, 0.0)
-        return (pull + torch.where(negatives & (s > self.margin), s, 0.0)).sum(), s.new_tensor(len(s))
+        return (pull + torch.where(negatives & (s > self.margin), s, 0.0)).sum(), torch.ones_like(s[:, 0]).sum()
 
 # %% ../../nbs/57_losses.memory.ipynb #dd78684f
 def _sizes(loss: Loss, dims: Iterable[int], **more) -> tuple[int, ...]:

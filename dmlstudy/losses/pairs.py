@@ -176,7 +176,7 @@ class SigmoidPairsLoss(PairLoss):
     def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors
         logits = self.log_scale.exp() * s + self.bias
         terms = F.softplus(torch.where(negatives, logits, -logits), threshold=60)
-        return torch.where((positives > 0) | negatives, terms, 0.0).sum(), s.new_tensor(len(s))
+        return torch.where((positives > 0) | negatives, terms, 0.0).sum(), torch.ones_like(s[:, 0]).sum()
 
 # %% ../../nbs/56_losses.pairs.ipynb #0a331a4f
 class InBatchLoss(NormalizedNPairLoss):
