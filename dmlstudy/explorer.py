@@ -32,7 +32,8 @@ from .tables import _BEST, dataset_order, name_of, profiles_shown, study_records
 # %% ../nbs/98_explorer.ipynb #f200f3d3
 def replicate_name(run: Mapping) -> str:  # such as "seed 3"
     "What names a run among those of one setting"
-    return ", ".join(f"{name} {run[name]}" for name in ("replicate", "seed") if run.get(name) is not None)
+    names = {"replicate": run.get("replicate") or None, "seed": run["seed"]}
+    return ", ".join(f"{name} {number}" for name, number in names.items() if number is not None)
 
 
 _JUDGED = ("validation/recall@1", "validation/map@r")

@@ -137,28 +137,57 @@ function anytime(x, tau = 2) {
     K = (g / 0.05 ** 2) ** (1 / n)
   return n < 3 || K >= g ? NaN : (std(x) / Math.sqrt(n)) * Math.sqrt(((n - 1) * g * (K - 1)) / (g - K))
 }
-function tied(table) {
-  // methods x replicates: not told apart from the best (paired t-tests, Holm's correction)
-  if (!table.length || table[0].length < 2) return table.map(() => false)
-  const means = table.map(mean),
-    best = means.indexOf(Math.max(...means)),
-    n = table[0].length
-  const p = table.map((row, i) => {
-    const d = row.map((v, k) => table[best][k] - v),
-      t = mean(d) / (std(d) / Math.sqrt(n))
-    return i == best ? NaN : twoSided(Number.isFinite(t) ? t : t ? 1e9 : 0, n - 1)
-  })
-  const order = p
-      .map((_, i) => i)
-      .filter(i => i != best)
-      .sort((a, b) => p[a] - p[b]),
-    out = table.map(() => true)
-  let last = 0
-  order.forEach((i, k) => {
-    last = Math.max(last, p[i] * (order.length - k))
-    out[i] = last >= 0.05
-  })
+const densityOf = z => Math.exp((-z * z) / 2) / Math.sqrt(2 * Math.PI)
+const PHI = (() => {
+  // the normal distribution function at -8, -7.99, ..., 8, by Simpson's rule
+  const steps = 1600,
+    out = new Float64Array(steps + 1)
+  for (let i = 0; i < steps; i++) {
+    const z = -8 + i / 100
+    out[i + 1] = out[i] + (densityOf(z) + 4 * densityOf(z + 0.005) + densityOf(z + 0.01)) / 600
+  }
   return out
+})()
+function phi(z) {
+  const at = (Math.min(Math.max(z, -8), 7.99) + 8) * 100,
+    i = Math.floor(at)
+  return PHI[i] + (at - i) * (PHI[i + 1] - PHI[i])
+}
+function rangeBelow(q, k) {
+  // chance that k normal values span less than q
+  let sum = 0
+  for (let z = -8; z <= 8; z += 0.1) sum += densityOf(z) * (phi(z + q) - phi(z)) ** (k - 1)
+  return Math.min(1, k * sum * 0.1)
+}
+const rangeQuantile = (k, df) =>
+  remember(`range|${k}|${df}`, () => {
+    // 95 % of the studentized range: `rangeBelow`, averaged over the spread s of a sample, s^2 df ~ chi^2
+    const log = x => (df - 1) * Math.log(x) - (df * x * x) / 2,
+      spreads = Array.from({ length: 480 }, (_, i) => Math.max(0, 1 - 4 / Math.sqrt(df)) + (i + 0.5) / 60 / Math.sqrt(df)),
+      weights = spreads.map(x => Math.exp(log(x) - log(1))),
+      sum = weights.reduce((a, b) => a + b)
+    let low = 0,
+      high = 100
+    for (let i = 0; i < 30; i++) {
+      const q = (low + high) / 2,
+        below = spreads.reduce((a, x, j) => a + (weights[j] < 1e-12 ? 0 : weights[j] * rangeBelow(q * x, k)), 0) / sum
+      below < 0.95 ? (low = q) : (high = q)
+    }
+    return low
+  })
+function tied(table) {
+  // methods x replicates: not told apart from the best (ranks from all pairs at once, Tukey)
+  const k = table.length,
+    n = k && table[0].length
+  if (n < 2) return table.map(() => false)
+  if (k < 2) return [true]
+  const means = table.map(mean),
+    columns = table[0].map((_, j) => mean(table.map(row => row[j]))),
+    all = mean(means),
+    rest = table.flatMap((row, i) => row.map((v, j) => (v - means[i] - columns[j] + all) ** 2)),
+    df = (k - 1) * (n - 1),
+    length = rangeQuantile(k, df) * Math.sqrt(rest.reduce((a, b) => a + b) / df / n)
+  return means.map(m => Math.max(...means) - m <= length)
 }
 
 // ------------------------------------------------------------------ state, in the address
