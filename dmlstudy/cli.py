@@ -309,19 +309,19 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.core import asset, write_atomically
     from dmlstudy.methods import METHODS
     from dmlstudy.records import batch_file, lean, load_record, merge_records
-    from dmlstudy.study import PROFILES, all_runs, choose, jobs_of, methods_of
+    from dmlstudy.study import PROFILES, all_runs, chosen_by_search, jobs_of, methods_of
 
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
-    jobs, seeds = [], [profile.search["seed"]]
+    jobs, draws = [], {name + "s": [profile.search[name]] for name in ("seed", "replicate") if name in profile.search}
     for switched in (False, True):  # switched rows have the rates of the others
         stage = []
         for dataset in profile.datasets:
             trained = [m for m in methods_of(args.profile, dataset) if METHODS[m].loss]
             methods = [m for m in trained if (METHODS[m].miner == "rho_distance") == switched]
-            stage += jobs_of(args.profile, ["search"], [dataset], seeds, methods) if methods else []
+            stage += jobs_of(args.profile, ["search"], [dataset], methods=methods, **draws) if methods else []
         jobs += stage
         if args.dry_run:
             status |= _dry_run(stage, args.jobs)
@@ -331,7 +331,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
             break
         trials = [load_record(run) for run in all_runs(jobs)]
         merge_records(batch_file(f"{args.profile}_search"), map(lean, trials))
-        write_atomically(asset(profile.tuned), json.dumps(choose(trials), indent=1) + "\n")
+        write_atomically(asset(profile.tuned), json.dumps(chosen_by_search(args.profile, trials), indent=1) + "\n")
         print(f"chosen so far: {asset(profile.tuned)}")
     return status if args.dry_run else _end(args.profile, failures, began)
 

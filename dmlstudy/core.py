@@ -54,6 +54,7 @@ class _Setup:
     variant: str = "corrected"  # corrected, or published: what the authors' released code computes
     p_switch: float | None = None  # rho-regularisation: share of switched negatives; None: the method's own
     eta: float | None = None  # weight of the norm regulariser; None: the method's own
+    loss_args: str | None = None  # hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
     mixup: float | None = None  # ManifoldMixup with this alpha; None: no mixing
     # network
     model: str = "convnet"  # name in MODELS
@@ -87,6 +88,7 @@ class Run(_Setup):
         variant: corrected, or published: what the authors' released code computes
         p_switch: rho-regularisation: share of switched negatives; None: the method's own
         eta: weight of the norm regulariser; None: the method's own
+        loss_args: hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
         mixup: ManifoldMixup with this alpha; None: no mixing
         model: name in MODELS
         embed_dim: dimension of the embedding
@@ -157,7 +159,7 @@ class Run(_Setup):
         "What is computed: loss, miner, regulariser and sampler with all their hyperparameters"
         row = lookup("method", self.method, METHODS)
         try:
-            parts = row.recipe(self.dataset, self.p_switch, self.eta)
+            parts = row.recipe(self.dataset, self.p_switch, self.eta, self.loss_args)
         except ValueError as error:
             raise ValueError(f"{self.method}: {error}") from None
         return parts | {"sampler": {"name": self.sampler, **DEFAULTS["sampler"].get(self.sampler, {})}}

@@ -53,6 +53,20 @@ def search_axes(
         raise ValueError(f"no axes are said for the loss {loss!r}; there are: {', '.join(AXES)}")
     return {name: (low, high, bool(scale)) for name, (low, high, *scale) in AXES[loss].items()}
 
+# %% ../nbs/00_methods.ipynb #79709248
+def _numbers(loss: str | None, text: str) -> dict[str, float]:  # raises ValueError
+    "Hyperparameters of a loss, as `beta=0.8; margin=0.1`"
+    found, usual = {}, DEFAULTS["loss"].get(loss, {})
+    for part in text.split(";"):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name not in usual:
+            raise ValueError(f"loss_args={text!r}: the loss {loss!r} has no {name!r}; it has: {', '.join(usual)}")
+        try:
+            found[name] = (int if type(usual[name]) is int else float)(value)
+        except ValueError:
+            raise ValueError(f"loss_args={text!r}: {name} must be a number; got {value!r}") from None
+    return found
+
 # %% ../nbs/00_methods.ipynb #78a30856
 @dataclass(frozen=True)
 class Method:
@@ -87,6 +101,7 @@ class Method:
         dataset: str,
         p_switch: float | None = None,  # share of switched negatives; None: the row's own
         eta: float | None = None,  # weight of the norm regulariser; None: the row's own
+        loss_args: str | None = None,  # hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the row's own
     ) -> dict:  # loss, miner, regularizer -> None, or name and hyperparameters; views, ramps, equalize, source
         "What the row means on a data set: what is computed, in full"
         parts = {part: self.args(part, dataset) for part in ("loss", "miner", "regularizer")}
@@ -96,6 +111,8 @@ class Method:
             if not (self.miner == "rho_distance" if part == "miner" else self.regularizer):
                 raise ValueError(f"{name}={value} means nothing here: the method has no {part} that takes it")
             parts[part][name] = value
+        if loss_args is not None:
+            parts["loss"] |= _numbers(self.loss, loss_args)
         named = {part: args and {"name": getattr(self, part), **args} for part, args in parts.items()}
         more = {"views": self.views, "ramps": self.ramps, "equalize": self.equalize, "source": self.source}
         return named | {name: value for name, value in more.items() if value not in (None, False)}

@@ -114,6 +114,7 @@ def make_objective(
     eta: float | None = None,  # weight of the norm regulariser; None: the method's own
     seed: int = 0,  # of new proxies and of what a loss draws
     steps: int | None = None,  # of the run, over which a published weight rises; only such a method asks for them
+    loss_args: str | None = None,  # hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
 ) -> Objective:
     """The objective of a row of a table on a data set
 
@@ -127,6 +128,7 @@ def make_objective(
         eta: weight of the norm regulariser; None: the method's own
         seed: of new proxies and of what a loss draws
         steps: of the run, over which a published weight rises; only such a method asks for them
+        loss_args: hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
     """
     row = lookup("method", method, METHODS)
     if row.loss is None:
@@ -134,7 +136,7 @@ def make_objective(
     if n_classes < 1 or dim < 1:
         raise ValueError(f"an objective needs the number of classes and of dimensions; got {n_classes} and {dim}")
     known = [dataset] if dataset.startswith("folder:") else [*DATASETS]
-    recipe = row.recipe(lookup("data set", dataset, known), p_switch, eta)
+    recipe = row.recipe(lookup("data set", dataset, known), p_switch, eta, loss_args)
     loss, miner, regularizer = (dict(recipe[part] or {}) for part in ("loss", "miner", "regularizer"))
     if row.loss in OWN:
         terms = {row.regularizer: make_regularizer(regularizer.pop("name"), **regularizer)} if regularizer else {}

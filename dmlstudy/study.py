@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EXPERIMENTS', 'PROFILES', 'Profile', 'tuned', 'chosen_for', 'keep_choice', 'protocol_fields', 'run_of', 'setting_of',
-           'methods_of', 'trials', 'search_runs', 'scores', 'choose', 'settings_of', 'runs_of', 'Job', 'all_runs',
-           'jobs_of']
+           'methods_of', 'trials', 'search_runs', 'scores', 'choose', 'choose_in_boxes', 'chosen_by_search',
+           'settings_of', 'runs_of', 'Job', 'all_runs', 'jobs_of']
 
 # %% ../nbs/91_study.ipynb #a9b3641c
 import functools
@@ -17,8 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
+from .boxes import box_of, fitted_best, in_box, run_fields, unit_points
 from .core import Run, asset, lookup, make_run, write_atomically
 from .methods import METHODS, ROTH_METHODS, SEC_METHODS, with_none
 from .records import outputs, selected
@@ -206,6 +208,12 @@ def methods_of(
     return tuple(name for name, row in METHODS.items() if wanted(name, row) and not (row.equalize or row.pairs))
 
 # %% ../nbs/91_study.ipynb #72427af6
+def _tried(p: Profile, method: str) -> np.ndarray:  # (trials, axes), in the unit cube
+    "Where the trials of a search in boxes lie"
+    axes = len(box_of(METHODS[method], p.search))
+    return unit_points(p.search["trials"], axes, zlib.crc32(method.encode()))
+
+
 def trials(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
@@ -219,6 +227,8 @@ def trials(
     if p.search is None:
         known = ", ".join(name for name, other in PROFILES.items() if other.search)
         raise ValueError(f"profile {profile!r} has no search of its own; these have: {known}")
+    if "trials" in p.search:
+        return [run_fields(row, point) for point in in_box(box_of(row, p.search), _tried(p, method))]
     if row.protocol != "roth":
         etas = p.search["eta"].get(row.regularizer)
         factors = p.search.get("eta_factors") if etas else None
@@ -233,12 +243,13 @@ def trials(
 def search_runs(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
-    seed: int,  # that of the profile's search
+    seed: int | None,  # that of the profile's search; None: the replicate's own
     methods: Sequence[str] = (),  # empty: all of the profile
 ) -> list[Run]:
     "The trials of methods of a profile on one data set"
+    more = {"measure": "validation", "replicate": PROFILES[profile].search.get("replicate", 0)}
     return [
-        run_of(profile, dataset, method, seed, fold=fold, measure="validation", **trial)
+        run_of(profile, dataset, method, seed, fold=fold, **trial, **more)
         for method in methods or methods_of(profile, dataset)
         for trial in trials(profile, dataset, method)
         for fold in PROFILES[profile].search["folds"]
@@ -248,15 +259,19 @@ def search_runs(
 _SEARCHED = ("lr", "p_switch", "eta")
 
 
+def _score(record: Mapping, rule: str) -> float:
+    values = selected(record, rule)
+    return (values["validation/recall@1"] + values["validation/map@r"]) / 2
+
+
 def scores(
     records: Iterable[Mapping],  # of trials
 ) -> pd.DataFrame:  # dataset, method, lr, p_switch, eta, score (mean over folds), folds; in the order of the records
     "What the trials of a search reached on validation classes"
     rows = []
     for record in records:
-        values = selected(record, "validation")
-        score = (values["validation/recall@1"] + values["validation/map@r"]) / 2
-        rows.append({name: record["run"][name] for name in ("dataset", "method", *_SEARCHED)} | {"score": score})
+        fields = {name: record["run"][name] for name in ("dataset", "method", *_SEARCHED)}
+        rows.append(fields | {"score": _score(record, "validation")})
     table = pd.DataFrame(rows, columns=["dataset", "method", *_SEARCHED, "score"])
     groups = table.groupby(["dataset", "method", *_SEARCHED], sort=False, dropna=False)["score"]
     return groups.agg(score="mean", folds="count").reset_index()
@@ -271,6 +286,37 @@ def choose(
         best = rows.loc[rows["score"].round(6).idxmax()]
         fields = {name: float(best[name]) for name in _SEARCHED if pd.notna(best[name])}
         chosen.setdefault(dataset, {})[method] = fields
+    return chosen
+
+# %% ../nbs/91_study.ipynb #1be88f08
+def choose_in_boxes(
+    profile: str,  # name in PROFILES, whose search has `trials`
+    records: Iterable[Mapping],  # of its trials
+    rule: str = "window",  # one of SELECTIONS: the one by which rows will be compared
+) -> pd.DataFrame:  # dataset, method, fields of a run, best (trial's score), fitted (variance explained), edges
+    "What a search in boxes chose for each method whose trials are all there"
+    p, by_key, rows = PROFILES[profile], {record["key"]: record for record in records}, []
+    for dataset, method in ((d, m) for d in p.datasets for m in methods_of(profile, d) if METHODS[m].loss):
+        keys = [run.key() for run in search_runs(profile, dataset, None, [method])]
+        if by_key.keys() >= {*keys}:
+            reached = np.array([_score(by_key[key], rule) for key in keys]).reshape(p.search["trials"], -1).mean(1)
+            box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(_tried(p, method), reached)
+            edges = [axis for axis, at in zip(box, choice, strict=True) if not 0.02 <= at <= 0.98]
+            fields = run_fields(METHODS[method], in_box(box, choice[None])[0])
+            rows.append((dataset, method, fields, reached.max(), share, ", ".join(edges)))
+    return pd.DataFrame(rows, columns=["dataset", "method", "fields", "best", "fitted", "edges"])
+
+# %% ../nbs/91_study.ipynb #e4ac7c0c
+def chosen_by_search(
+    profile: str,  # name in PROFILES, with a search
+    records: Iterable[Mapping],  # of its trials
+) -> dict[str, dict[str, dict]]:  # data set -> method -> fields of a run
+    "What the search of a profile chose, in boxes or from lists"
+    search, chosen = PROFILES[profile].search, {}
+    if "trials" not in search:
+        return choose(records)
+    for row in choose_in_boxes(profile, records, search["rule"]).itertuples():
+        chosen.setdefault(row.dataset, {})[row.method] = row.fields
     return chosen
 
 # %% ../nbs/91_study.ipynb #d15b63c6

@@ -183,7 +183,7 @@ def start(run: Run, feed: Feed | FileFeed, device: torch.device) -> State:  # be
     state = State(run, feed, Network(run, model, feed), metrics=_measured(run, feed.labels))
     if lookup("method", run.method, METHODS).loss is None or run.steps == 0:
         return state
-    chosen = dict(variant=run.variant, p_switch=run.p_switch, eta=run.eta, steps=run.steps)
+    chosen = {name: getattr(run, name) for name in ("variant", "p_switch", "eta", "loss_args", "steps")}
     seed = int.from_bytes(hashlib.sha256(f"{run.seed} proxies".encode()).digest()[:4], "big")
     objective = make_objective(run.method, run.dataset, feed.classes, run.embed_dim, **chosen, seed=seed)
     state.objective = objective.to(device)
