@@ -20,7 +20,7 @@ import time
 import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import gettempdir
@@ -31,6 +31,7 @@ from .core import Run, cache_dir, lookup, outputs
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
 
     from dmlstudy.study import Job
 
@@ -116,9 +117,10 @@ def _train(args: argparse.Namespace, runs: Sequence[Run]) -> list:  # failures
     "Train what is missing, on this machine or on the workers of a scheduler"
     from dmlstudy.batch import run_batch
 
+    extend = getattr(args, "extend", None)
     if args.scheduler:
-        return _on_cluster(args.scheduler, runs, args.resources, args.extend)
-    return run_batch(runs, args.jobs, extend=args.extend)
+        return _on_cluster(args.scheduler, runs, args.resources, extend)
+    return run_batch(runs, args.jobs, extend=extend)
 
 # %% ../nbs/99_cli.ipynb #8fa59b71
 def _print_changes(found: dict, n: int) -> None:  # as from `take_fresh`
@@ -334,6 +336,40 @@ def _search(args: argparse.Namespace) -> int:  # exit status
         write_atomically(asset(profile.tuned), json.dumps(chosen_by_search(args.profile, trials), indent=1) + "\n")
         print(f"chosen so far: {asset(profile.tuned)}")
     return status if args.dry_run else _end(args.profile, failures, began)
+
+# %% ../nbs/99_cli.ipynb #6278e0f7
+def _decide(args: argparse.Namespace) -> int:  # exit status
+    "Train replicates where a verdict is open, cheapest first, until it is decided or its cap is reached"
+    from dmlstudy.batch import default_workers, duration, each_known, typical
+    from dmlstudy.ledger import read_ledger, still_open, verdicts_now
+    from dmlstudy.records import recorded
+    from dmlstudy.report import collect
+
+    ledger, began, failures = read_ledger(args.ledger), time.perf_counter(), []
+    seconds, workers = typical(each_known()), args.jobs or default_workers()
+    cost = lambda runs: sum(seconds(run) for run in runs if not recorded(run)) / workers
+    while not failures:
+        table = verdicts_now(ledger)
+        todo = still_open(ledger, table, args.claims)
+        _print_open(table, todo)
+        left = 3600 * args.hours - (time.perf_counter() - began)
+        first = min(todo, key=lambda name: cost(todo[name]), default=None)
+        if first is None or cost(todo[first]) > left:
+            more = f"the next look, {' '.join(first)}, takes about {duration(cost(todo[first]))}" if first else ""
+            print(more or "each effect is decided or at its cap")
+            break
+        failures += _train(args, todo[first])
+        collect(ledger["profile"], todo[first])
+    return _end(None, failures, began)
+
+
+def _print_open(table: "pd.DataFrame", todo: Iterable[tuple[str, str]]) -> None:
+    "How many effects have each verdict, and the intervals of those that more replicates may decide"
+    print(*(f"{n} {verdict}" for verdict, n in table["verdict"].value_counts().items()), sep=", ")
+    for row in table.itertuples():
+        if (row.id, row.of) in todo:
+            bounds = f"{row.effect:+.2f} [{row.low:+.2f}, {row.high:+.2f}]" if row.look else "not looked at yet"
+            print(f"  {row.id:4s} {row.of:24s} {bounds}  {row.verdict}, {row.n} replicates")
 
 # %% ../nbs/99_cli.ipynb #55ce9a29
 def _status(args: argparse.Namespace) -> int:  # exit status
@@ -587,7 +623,12 @@ _FIND_OPTIONS = {
     "k": _option("--k", "images to find (default: 8)", type=int, default=8),
     "picture": _option("--picture", "draw them there, such as found.png", metavar="FILE"),
 }
-_OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS
+_DECIDE_OPTIONS = {
+    "claims": _option("claims", "such as V1 (default: all that are open)", nargs="*", metavar="CLAIM"),
+    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3), default=3),
+    "hours": _option("--hours", "time to spend (default: 1)", type=float, default=1.0),
+}
+_OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | _DECIDE_OPTIONS
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
@@ -599,6 +640,7 @@ COMMANDS = {  # name -> function and options
     "values": (_values, "profile"),
     "drop": (_drop, "key"),
     "search": (_search, "profile jobs dry_run"),
+    "decide": (_decide, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels metrics csv"),
     "find": (_find, "image model k picture"),

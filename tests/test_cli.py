@@ -111,6 +111,14 @@ def test_search_dry_run_has_two_stages(call):
     assert before == (asset("tuned_glyphs.json").read_bytes() if before is not None else None)
 
 
+def test_decide_says_what_is_open_and_what_the_next_look_takes(call):
+    status, told, _ = call("decide", "Z1", "--ledger", "2", "--hours", "0")
+    assert status == 0 and "40 open" in told and "Z1   T                        not looked at yet" in told
+    assert "the next look, Z1 T, takes about" in told and "W1 " not in told
+    status, _, wrong = call("decide", "Z9", "--ledger", "2")
+    assert status == 2 and "There is no claim 'Z9'. Did you mean" in wrong
+
+
 def test_data(call, tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path))
     status, told, _ = call("data", "list")

@@ -1,8 +1,9 @@
-"""The second ledger: written before its replicates, and recomputed from the records alone."""
+"""The second and third ledger: written before their replicates, and recomputed from the records alone."""
 
 import json
 import statistics
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,37 +12,55 @@ import pytest
 from scipy import stats
 
 from dmlstudy.ledger import asked, effects, judge, read_ledger
+from dmlstudy.study import chosen_by_search
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE = "dmlstudy/assets/ledger_2.toml"
 LEDGER = read_ledger()
-RECORDS = [json.loads(line) for line in (ROOT / f"outputs/records/{LEDGER['profile']}.jsonl").open(encoding="utf-8")]
-TABLE = pd.read_csv(ROOT / "outputs/tables/ledger.csv").set_index(["id", "of"])
+TABLES = {2: "ledger", 3: "tuned"}  # version -> its table in outputs/tables
+
+
+def records_of(version: int) -> list[dict]:
+    file = ROOT / f"outputs/records/{read_ledger(version)['profile']}.jsonl"
+    return [json.loads(line) for line in file.open(encoding="utf-8")]
+
+
+RECORDS = {version: records_of(version) for version in TABLES}
 
 
 def git(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
 
 
-def test_the_ledger_was_there_before_its_records():
-    """Each record is of clean, committed code that held the ledger as it is now, and of a replicate that was new."""
-    assert RECORDS and all(r["run"]["replicate"] >= 10 for r in RECORDS)
-    commits = {r["made"]["git"] for r in RECORDS}
+@pytest.mark.parametrize("version, file", [(2, "ledger_2.toml"), (3, "ledger_3.toml"), (3, "tuned_omniglot.json")])
+def test_the_ledger_was_there_before_its_records(version, file):
+    """Each record is of clean, committed code that held the file as it is now, and of a replicate that was new."""
+    file, records = f"dmlstudy/assets/{file}", RECORDS[version]
+    assert records and all(r["run"]["replicate"] >= 10 for r in records)
+    commits = {r["made"]["git"] for r in records}
     assert all(commit and not commit.endswith("+") for commit in commits), "made from code that was not committed"
-    assert all(len(r["made"]["code"]) == 12 for r in RECORDS)
+    assert all(len(r["made"]["code"]) == 12 for r in records)
     known = [commit for commit in commits if git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0]
     if len(known) < len(commits):
         pytest.skip("the history is not here")
     for commit in commits:
-        assert git("show", f"{commit}:{FILE}").stdout == (ROOT / FILE).read_text(encoding="utf-8")
+        assert git("show", f"{commit}:{file}").stdout == (ROOT / file).read_text(encoding="utf-8")
         assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+
+
+def test_the_search_of_the_third_ledger_saw_other_draws_and_no_test_class():
+    trials = [json.loads(line) for line in (ROOT / "outputs/records/omniglot_tuned_search.jsonl").open()]
+    assert {r["run"]["replicate"] for r in trials} == {101} and all([*r["curves"]] == ["validation"] for r in trials)
+    methods = Counter(r["run"]["method"] for r in trials)
+    assert {*methods} == {r["run"]["method"] for r in RECORDS[3]} and {*methods.values()} == {40}
+    chosen = json.loads((ROOT / "dmlstudy/assets/tuned_omniglot.json").read_text())
+    assert chosen == chosen_by_search("omniglot_tuned", trials)
 
 
 def recalls(method: str, replicate: int, head: float = 1.0) -> list[float]:  # at each evaluation
     wanted = method, replicate, head
     (found,) = (
         r["curves"]["test"]["recall@1"]
-        for r in RECORDS
+        for r in RECORDS[2]
         if (r["run"]["method"], r["run"]["replicate"], r["run"]["head_lr_factor"]) == wanted
     )
     return found
@@ -73,12 +92,40 @@ def last(*run) -> float:
 )
 def test_cells_from_the_records_alone(cell, value):
     """Recall is a share of 1 in the records; the interval is a t interval at the level of the look."""
-    row = TABLE.loc[cell]
+    check_cell(2, cell, value)
+
+
+def check_cell(version, cell, value):
+    table = pd.read_csv(ROOT / f"outputs/tables/{TABLES[version]}.csv").set_index(["id", "of"])
+    row = table.loc[cell]
     look = int(row["look"])
     level = {5: 0.0133, 10: 0.0377}[look]
     values = [100 * value(r) for r in range(10, 10 + look)]
     mean, half = statistics.mean(values), stats.t.isf(level / 2, look - 1) * statistics.stdev(values) / look**0.5
     assert row[["effect", "low", "high"]].tolist() == pytest.approx([mean, mean - half, mean + half], abs=2e-3)
+
+
+def stopped(method: str, replicate: int) -> float:
+    """The mean of three evaluations around the best one on held-out characters, step 0 apart."""
+    wanted = method, replicate
+    (curves,) = (r["curves"] for r in RECORDS[3] if (r["run"]["method"], r["run"]["replicate"]) == wanted)
+    held, test = curves["validation"]["recall@1"][1:], curves["test"]["recall@1"][1:]
+    first = min(max(held.index(max(held)) - 1, 0), len(held) - 3)
+    return statistics.mean(test[first : first + 3])
+
+
+@pytest.mark.parametrize(
+    "cell, value",
+    [
+        (("V1", "Contrastive (D)"), lambda r: stopped("R-Contrastive (D)", r) - stopped("Contrastive (D)", r)),
+        (("V3", "SHT"), lambda r: stopped("SHT + SEC", r) - stopped("SHT", r)),
+        (("V6", "MS + L2"), lambda r: stopped("MS + SEC", r) - stopped("MS + L2", r)),
+        (("V7", "Softmax"), lambda r: stopped("Softmax", r) - stopped("Contrastive (D)", r)),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+)
+def test_cells_of_tuned_rows_from_the_records_alone(cell, value):
+    check_cell(3, cell, value)
 
 
 def test_planted_effects_get_their_verdicts():
