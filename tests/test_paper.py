@@ -27,7 +27,7 @@ STEMS = {
     *("sec_main", "sec_fig1", "sec_fig2", "sec_variance", "sec_theory", "sec_optimizers", "sec_attributes"),
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
-    *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger"),
+    *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -47,6 +47,8 @@ SWEEPS |= {"sec_optimizers": "sec_optimizers", "sec_table1": "simclr", "sec_attr
 ALONE = {
     "omniglot_few",
     "ledger",
+    "tuned",
+    "validation",
     "sec_theory",
     "sec_table3",
     "photos",
