@@ -504,7 +504,7 @@ def failure_table(failures: Sequence[Failure]) -> str:  # lines of text
         lines += ["", *(f"  {name}" for name in names), *(f"    {line}" for line in why.splitlines())]
         if notebook:
             lines.append(f"    see {notebook}" + ("" if cell is None else f", In [{cell}]"))
-    return "\n".join([*lines, "", "The same command tries these again, and nothing that is recorded"])
+    return "\n".join([*lines, "", "The same command trains these again, and nothing that is recorded"])
 
 # %% ../nbs/96_batch.ipynb #8330734b
 def batch_status(profile: str | None = None) -> dict[str, dict]:

@@ -418,7 +418,7 @@ def _array(file: str) -> "np.ndarray":
 
     with open(file, "rb") as head:
         if head.read(6) != b"\x93NUMPY":
-            raise ValueError(f"{file} is no .npy file: write one with np.save")
+            raise ValueError(f"{file} is not an .npy file: write one with np.save")
     try:
         return np.load(file, allow_pickle=False)
     except (ValueError, EOFError) as error:

@@ -218,7 +218,7 @@ def _group_jackknife(scores: Callable, labels: np.ndarray, rng: np.random.Genera
     "Bounds of each metric that `scores(rows)` gives, from ten tenths of the classes left out in turn"
     group, tenths = rng.permutation(np.arange(labels.max() + 1) % 10)[labels], range(10)
     parts = pd.DataFrame([scores(group != g) for g in tqdm(tenths, "tenths left out", leave=False, delay=5)])
-    size = parts.abs().max().clip(lower=1)  # divided by, since squares of 1e300 are no numbers
+    size = parts.abs().max().clip(lower=1)  # divided by, since squares of 1e300 overflow
     half = stats.t.isf((1 - level) / 2, 9) * (parts / size).std(ddof=0) * 3 * size  # times (G - 1) / G, of a sum
     return {name: (value, value - half[name], value + half[name]) for name, value in scores(group >= 0).items()}
 

@@ -209,7 +209,7 @@ def _index(file: Path, normalize: bool) -> tuple[Callable, int, int]:
     try:
         index = faiss.read_index(str(file))
     except RuntimeError as error:
-        raise ValueError(f"{file} is no index of faiss: keep the model again") from error
+        raise ValueError(f"{file} is not an index of faiss: keep the model again") from error
 
     def search(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         square, rows = index.search(points, k)

@@ -21,7 +21,7 @@ from .metrics.retrieval import retrieve
 from .metrics.space import norms
 
 # %% ../nbs/94_pictures.ipynb #b1485b33
-def _pixels(image) -> np.ndarray:  # (h, w, 3) or (h, w); of numbers that are no bytes, 0 to 1
+def _pixels(image) -> np.ndarray:  # (h, w, 3) or (h, w); of numbers that are not bytes, 0 to 1
     "Any image as matplotlib draws it"
     if isinstance(image, str | Path):
         from dmlstudy.data.files import open_image

@@ -37,7 +37,7 @@ from .study import PROFILES, runs_of, setting_of
 def _read(profile: str, file: str, changed: int, size: int) -> tuple[list[dict], pd.DataFrame]:
     records = read_batch(profile)
     plan, apart = profile.removesuffix("_search"), {}
-    for record in records:  # a data set of an experiment alone is no plain run, unless it stands in for a paper's
+    for record in records:  # a data set of an experiment alone is not a plain run, unless it stands in for a paper's
         other = record["run"]["dataset"] not in {*PROFILES[plan].datasets, *ROLES}
         apart[record["key"]] = setting_of(plan, make_run(record["run"])) or "another data set" * other
     return records, tidy(profile, records, apart)
@@ -172,7 +172,7 @@ def sampler_name(
 def percent(
     mean: float,  # fraction of 1, or a step
     spread: float = float("nan"),  # of the same unit; NaN: not shown
-    scale: float = 100.0,  # 1 for what is no fraction
+    scale: float = 100.0,  # 1 for what is not a fraction
 ) -> str:  # such as "64.5 ± 0.3"; "" for NaN
     "A cell of a table"
     digits = 1 if scale == 100 else 0

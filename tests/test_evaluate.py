@@ -40,8 +40,8 @@ def test_every_metric_has_its_value_and_interval(files, capsys):
     "change, said",
     [
         (lambda d: np.save(d / "y.npy", np.arange(119)), "got (120, 8) and (119,)"),
-        (lambda d: (d / "f.npy").write_text("0.1, 0.2"), "is no .npy file: write one with np.save"),
-        (lambda d: np.savez(open(d / "f.npy", "wb"), f=np.zeros((120, 8))), "is no .npy file"),
+        (lambda d: (d / "f.npy").write_text("0.1, 0.2"), "is not an .npy file: write one with np.save"),
+        (lambda d: np.savez(open(d / "f.npy", "wb"), f=np.zeros((120, 8))), "is not an .npy file"),
         (lambda d: (d / "f.npy").write_bytes((d / "f.npy").read_bytes()[:200]), "is damaged, or holds other things"),
         (lambda d: (d / "f.npy").write_bytes(HUGE), "is damaged, or too large for this memory"),
         (lambda d: (d / "f.npy").unlink(), "No such file"),

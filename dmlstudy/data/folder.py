@@ -32,7 +32,7 @@ def _listed(place: Path, inside: bool) -> list[tuple[str, str, str]]:
         with open(place, newline="", encoding="utf-8-sig") as file:
             columns, rows = (table := csv.DictReader(file)).fieldnames or (), [*table]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{place} is no CSV in UTF-8, save it as such ({error})") from None
+        raise ValueError(f"{place} is not a CSV in UTF-8, save it as one ({error})") from None
     if missing := {"image", "label"} - {*columns}:
         raise ValueError(f"{place} has no column {' and no column '.join(sorted(missing))}: it needs image and label")
     lines, parted = {}, any(row.get("split") for row in rows)

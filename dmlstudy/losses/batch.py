@@ -263,7 +263,7 @@ def first_two(
     ordered, order = labels.sort(stable=True)
     change = torch.ones(len(labels) + 1, dtype=torch.bool, device=labels.device)
     change[1:-1] = ordered[1:] != ordered[:-1]
-    pair = change[:-1] & ~change[1:]  # first of its class, and the next is no other class
+    pair = change[:-1] & ~change[1:]  # first of its class, and the next is not another class
     place = (~pair).to(torch.uint8).argsort(stable=True)[: len(labels) // 2] if fill else pair.nonzero()[:, 0]
     return order[place], order[(place + 1).clamp(max=len(labels) - 1)], pair[place]
 

@@ -70,7 +70,7 @@ def distance_histograms(
         place.take(len(x) * at[:, :, None] + at[:, None]) + bins * torch.arange(len(at), device=x.device)[:, None, None]
     )
     own = torch.bincount(own.flatten(), minlength=bins * len(at)).view(-1, bins)
-    whole[0] -= len(x)  # the diagonals are no pairs
+    whole[0] -= len(x)  # the diagonals are not pairs
     own[:, 0] -= at.shape[1]
     return whole.to(x) / whole.sum(), own.to(x) / own.sum(1, keepdim=True), width
 
