@@ -82,15 +82,17 @@ def fitted_best(
     penalties: Sequence[float] = (0.03, 0.1, 0.3, 1.0, 3.0),
     enough: float = 0.3,  # share of the variance of left-out trials that the surface must explain
 ) -> tuple[np.ndarray, float]:  # the choice, (d,), and that share
-    "The top of a smooth surface through the trials, or the best trial where none fits"
+    "The top of a smooth surface through the trials less its standard error, or the best trial where none fits"
     y, (x, held), found = np.asarray(scores, float), _quadratic(points), []
     spread = max(((y - y.mean()) ** 2).sum() * (len(y) / (len(y) - 1)) ** 2, 1e-12)
     for penalty in penalties:
-        pinv = np.linalg.solve(x.T @ x + np.diag(penalty * held), x.T)
-        w, leverage = pinv @ y, np.einsum("ij,ji->i", x, pinv)
-        found.append((1 - (((y - x @ w) / (1 - leverage)) ** 2).sum() / spread, w))
-    share, w = max(found, key=lambda pair: pair[0])
+        inverse = np.linalg.pinv(x.T @ x + np.diag(penalty * held))
+        w = inverse @ x.T @ y
+        missed = (y - x @ w) / (1 - np.einsum("ij,jk,ik->i", x, inverse, x))  # each trial by the others
+        found.append((1 - (missed**2).sum() / spread, w, inverse * (missed**2).mean()))
+    share, w, covariance = max(found, key=lambda fit: fit[0])
     if share < enough:
         return points[y.argmax()], float(share)
     grid = np.vstack([points, unit_points(8192, points.shape[1], seed=0)])
-    return grid[(_quadratic(grid)[0] @ w).argmax()], float(share)
+    q = _quadratic(grid)[0]
+    return grid[(q @ w - np.sqrt(np.einsum("ij,jk,ik->i", q, covariance, q))).argmax()], float(share)
