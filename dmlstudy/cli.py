@@ -353,13 +353,15 @@ def _decide(args: argparse.Namespace) -> int:  # exit status
         todo = still_open(ledger, table, args.claims)
         _print_open(table, todo)
         left = 3600 * args.hours - (time.perf_counter() - began)
-        first = min(todo, key=lambda name: cost(todo[name]), default=None)
-        if first is None or cost(todo[first]) > left:
-            more = f"the next look, {' '.join(first)}, takes about {duration(cost(todo[first]))}" if first else ""
-            print(more or "each effect is decided or at its cap")
+        runs = set()  # of the next looks that fit into the time left
+        for ahead in sorted(todo.values(), key=cost):
+            runs |= {*ahead} if cost(runs | {*ahead}) <= left else set()
+        if not runs:
+            least = min(map(cost, todo.values()), default=None)
+            print(f"the next look takes about {duration(least)}" if todo else "each effect is decided or at its cap")
             break
-        failures += _train(args, todo[first])
-        collect(ledger["profile"], todo[first])
+        failures += _train(args, runs)
+        collect(ledger["profile"], runs)
     return _end(None, failures, began)
 
 
