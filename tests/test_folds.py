@@ -34,10 +34,10 @@ def share(said: str, n: int, *folder_of) -> float:
 @pytest.mark.parametrize("classes", [24, 200])
 @pytest.mark.parametrize("gains", [[0, 0], [0, 0, 0], [0, 0, 0, -10], [0] * 7])
 def test_no_winner_where_there_is_none(classes, gains):
-    assert share("The best row is", 1000, classes, gains) <= 0.065  # 95 %, and three errors of 1,000 draws
+    assert share("The best row is", 600, classes, gains) <= 0.07  # 5 %, and two errors of 600 draws
 
 
-@pytest.mark.parametrize("classes, gains", [(1000, [2, 0]), (1600, [2, 0, 0]), (2400, [2, 0, 0, 0, 0, 0, 0])])
+@pytest.mark.parametrize("classes, gains", [(1200, [2, 0]), (2800, [2, 0, 0]), (8000, [2, 0, 0, 0, 0, 0, 0])])
 def test_two_points_are_found_at_the_stated_size(classes, gains):
     assert share("The best row is a,", 300, classes, gains) >= 0.8
 
@@ -55,10 +55,10 @@ def test_the_answer_on_training_is_right():
     ]
     assert answers(24, 0).count("Yes") <= 0.05 * 300
     assert answers(24, 2).count("Undecided") >= 0.8 * 300
-    assert answers(1000, 2).count("Yes") >= 0.8 * 300
+    assert answers(1200, 2).count("Yes") >= 0.8 * 300
     said = [training_said(t["b"], t["a"], 1 / 3, 24)[0] for t in (folder(rng, 24, [0, 2]) for _ in range(200))]
-    needed = [int(s.split("about ")[1].split()[0].replace(",", "")) for s in said if "about" in s]
-    assert 500 < np.median(needed) < 1200
+    needed = [int(s.split("at least ")[1].split()[0].replace(",", "")) for s in said if "at least" in s]
+    assert 200 < np.median(needed) < 1200  # luck of a training stays, so it takes more
 
 
 def test_the_interval_covers():
