@@ -253,7 +253,16 @@ def _plain(profile: str, dataset: str, method: str, draw: tuple) -> Run:
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
-    from dmlstudy.comparison import _NO_ROWS, _search_choice, _try_all, said, standing, verdicts, write_comparison_of
+    from dmlstudy.comparison import (
+        _NO_ROWS,
+        AGAINST,
+        _search_choice,
+        _try_all,
+        said,
+        standing,
+        verdicts,
+        write_comparison_of,
+    )
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
     from dmlstudy.report import collect
@@ -271,7 +280,8 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         args.datasets = [name for name in args.datasets if name not in folders]
         if args.dry_run or not args.datasets:
             return failures if args.dry_run else _end(None, failures, began)
-    args.methods, args.experiments, profile = [";".join(chosen or own)], ["objectives"], PROFILES[args.profile]
+    rows = dict.fromkeys([*(chosen or own), *names(args.against, ";")])
+    args.methods, args.experiments, profile = [";".join(rows)], ["objectives"], PROFILES[args.profile]
     jobs = _asked_jobs(args)
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*((j.dataset, j.seed) for j in jobs), strict=True))
     methods = [name for name in names(args.methods, ";") if name in OWN]
@@ -285,12 +295,14 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         _search_choice(methods, datasets, args.profile, load_record)
         failures = _train(args, all_runs(jobs))
         collect(args.profile, all_runs(jobs))
-    table = standing(methods, datasets, seeds, args.profile)
+    against = names(args.against, ";")
+    beside = [name for name in names(args.methods, ";") if name not in OWN]  # named, so they serve where no other does
+    table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside])
     if methods and not table["yours"].any():
         print("none of yours is trained: there is nothing to compare")
     elif not table.empty:
         print(said(table).to_string(index=False), *verdicts(table), sep="\n")
-        if not table["best"].any():
+        if not table["baseline"].any():
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
         print(*write_comparison_of(table, args.profile), sep="\n")
     return _end(None, failures, began)
@@ -611,6 +623,7 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "replicates": _many("--replicates", "draws of training classes, folds and seed (default: those of the profile)"),
     "methods": _many("--methods", "rows of the tables, separated by semicolons (default: those of the profile)"),
     "extend": _option("--extend", "a Python file with losses of your own", metavar="FILE"),
+    "against": _many("--against", "rows to compare yours with (default: Contrastive (D); Softmax)", "ROW"),
     "jobs": _option("--jobs -j", "processes side by side (default: one a GPU, or a core)", type=_count, metavar="N"),
     "scheduler": _option("--scheduler", "a Dask scheduler with workers, such as tcp://host:8786", metavar="ADDRESS"),
     "resources": _many("--resources", "with --scheduler: what a run needs of a worker", "NAME=N"),
@@ -648,7 +661,7 @@ _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
-        "profile experiments datasets seeds replicates methods extend "
+        "profile experiments datasets seeds replicates methods extend against "
         "jobs scheduler resources dry_run fresh replace any_data",
     ),
     "status": (_status, "any_profile"),

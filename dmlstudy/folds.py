@@ -155,7 +155,8 @@ def linear_layer(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # weight (p, p) and bias (p,) of a linear layer
     "Whiten the covariance within classes"
     f, (n, p) = f.double(), f.shape
-    means = torch.zeros(int(labels.max()) + 1, p).double().index_reduce_(0, labels, f, "mean", include_self=False)
+    counts = labels.bincount()[:, None]
+    means = torch.zeros(len(counts), p).double().index_add_(0, labels, f) / counts
     rest, n = f - means[labels], n - len(means)
     S = rest.T @ rest / n
     trace, square = S.trace(), (S * S).sum()
@@ -263,7 +264,7 @@ def fold_rows(
         for draw in draws(dataset, seeds):
             record = record_for(_run(profile, dataset, best, draw, train_stem=True))
             rows.append((f"{best}, whole network", draw, chosen_values(record)))
-    table = pd.DataFrame([{"row": row, "draw": draw} | values for row, draw, values in rows])
+    table = pd.DataFrame([{"row": row, "draw": str(draw)} | values for row, draw, values in rows])
     return table.assign(**{name: 100 * table[name] for name in (*_SHOWN, "window", "last")})
 
 
