@@ -154,7 +154,7 @@ def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = ()
         return run_batch(runs, workers, executor, extend)
 
 # %% ../nbs/99_cli.ipynb #0e47e402
-_RANKED = ("ImageNet", "Margin (D, beta=1.2)", "MultiSimilarity", "Triplet (D)", "ProxyNCA", "Softmax")
+_RANKED = ("Margin (D, beta=1.2)", "MultiSimilarity", "Triplet (D)", "ProxyNCA", "Softmax")
 
 
 def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the folders among the data sets
@@ -165,39 +165,106 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
     folders = [name for name in args.datasets if name.startswith("folder:")]
     if folders:
         args.profile = "photos" if args.profile == "glyphs" else args.profile
-        args.seeds = args.seeds or ["0-2"]
+        args.seeds = args.seeds or ["0-1"]  # rounds over four parts of the classes
     for name in folders:
         with warnings.catch_warnings(action="ignore"):  # the summary names what was left out
             print(folder_summary(load_folder(name)))
     return folders
 
 # %% ../nbs/99_cli.ipynb #f1d0c001
-def _keep_best(name: str, methods: list[str], seeds: list[int], profile: str, stem: str) -> None:
-    "Say whether training helps on a folder of images, and keep the best model"
-    import json
-    from dataclasses import asdict
+def _folder_words(row) -> dict:  # of `fold_table`
+    "A row as it is printed"
+    import numpy as np
 
-    from dmlstudy.kept import best_run, keep_model, levels_said, training_levels, verification_said
+    span = lambda value, low, high, sign="": (
+        f"{row[value]:{sign}.1f}"
+        + (f" ({row[low]:{sign}.1f} to {row[high]:{sign}.1f})" if np.isfinite(row[high]) and row["folds"] > 1 else "")
+    )
+    said = {"method": row["method"], "recall@1, %": span("recall@1", "low", "high"), "map@r, %": f"{row['map@r']:.1f}"}
+    said |= {"window": f"{row['window']:.1f}", "last": f"{row['last']:.1f}"}
+    same = row["method"] == "network as it is"
+    said["against the network as it is"] = "" if same else span("difference", "difference low", "difference high", "+")
+    start = f"{row['start kept']} of {row['folds']}" if row["start kept"] else ""
+    return said | {"start kept": start, "may be best": "yes" if row["may be best"] else ""}
+
+
+def _decide(name: str, methods: list[str], seeds: list[int], profile: str) -> None:
+    "Say whether training helps on a folder of images, and keep a model"
+    import json
+
+    import pandas as pd
+
+    from dmlstudy.data.folder import load_folder
+    from dmlstudy.folds import fold_answers, fold_rows, fold_table, threshold_said
+    from dmlstudy.kept import _ratio, keep_model
     from dmlstudy.records import write_table
 
-    if (best := best_run(methods, name, seeds, profile)) is None:
-        print("no model is kept: there are too few classes to choose one on")
-        return
-    if len(levels := training_levels(methods, name, seeds, profile)):
-        told = levels_said(levels)
-        print(write_table(f"{stem}_training", levels, levels.round(1), told, "", "custom"), told, sep="\n")
+    data, ratio, table = load_folder(name), _ratio(name), fold_rows(methods, name, seeds, profile)
+    classes = len({*data.train.class_names, *data.test.class_names})
+    rows, (said, row) = fold_table(table, ratio), fold_answers(table, ratio, classes)
+    shown = pd.DataFrame([_folder_words(one) for _, one in rows.iterrows()])
+    if not table["row"].str.endswith("whole network").any():
+        said.append("Training the whole network is not offered on a CPU.")
+    unit = "folds of classes (corrected resampled t)" if ratio else "seeds: they speak of these test classes"
+    stem = "".join(c if c.isalnum() else "_" for c in Path(name).name)
+    notes = (
+        f"Profile {profile}; rates and steps: chosen on validation classes of each fold. Intervals: 95 %, over {unit}"
+    )
+    print(shown.to_string(index=False), *said, sep="\n")
+    print(write_table(stem, rows, shown, " ".join(said), notes, "custom"))
     folder = outputs() / "custom" / "models" / stem
+    asked = {"row": row, "seeds": seeds, "profile": profile, "methods": methods, "dataset": name}
     card = json.loads((folder / "card.json").read_text()) if (folder / "card.json").is_file() else {}
-    if card.get("run") != asdict(best):
-        card = keep_model(best, folder)
-    print(*verification_said(card))
-    print(f"{folder}: the model of {best.method}, best on validation classes; dmlstudy find --model {folder} IMAGE")
+    if card.get("asked") != asked:
+        card = keep_model(row, name, seeds, profile, folder, asked)
+    print(threshold_said(card["verification"]))
+    print(f"{folder}: {row}, kept as a model; dmlstudy find --model {folder} IMAGE")
+
+# %% ../nbs/99_cli.ipynb #bdf365f6
+def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str]) -> list | int:
+    "Train methods in all folds of folders of images, and say what came out; failures, or the status of a dry run"
+    from types import SimpleNamespace
+
+    from dmlstudy.comparison import _try_all
+    from dmlstudy.folds import chosen_run, draws, fold_trials
+    from dmlstudy.methods import METHODS
+    from dmlstudy.own import OWN
+
+    seeds = numbers(args.seeds)
+    trained = [name for name in methods if lookup("method", name, METHODS).loss]
+    _try_all([name for name in trained if name in OWN], folders, args.profile)
+    each = [(name, method, draw) for name in folders for draw in draws(name, seeds) for method in trained]
+    trials = {one: fold_trials(args.profile, *one) for one in each}
+    if args.dry_run:  # the last run of a fold has one of the rates that were tried
+        job = lambda name, runs: SimpleNamespace(experiment="folds", dataset=name, strict_data=True, runs=lambda: runs)
+        runs = lambda one: [*trials[one], _plain(args.profile, *one)]
+        wanted = {name: [run for one in each if one[0] == name for run in runs(one)] for name in folders}
+        return _dry_run([job(name, runs) for name, runs in wanted.items()], args.jobs)
+    failures = _train(args, [run for runs in trials.values() for run in runs])
+    failures = failures or _train(args, [chosen_run(args.profile, *one) for one in each])
+    for name in () if failures else folders:
+        _decide(name, trained, seeds, args.profile)
+    return failures
+
+
+def _plain(profile: str, dataset: str, method: str, draw: tuple) -> Run:
+    from dmlstudy.study import run_of
+
+    return run_of(profile, dataset, method, draw[0], replicate=draw[1])
 
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
-    from dmlstudy.comparison import _NO_ROWS, _search_choice, _try_all, said, standing, verdicts, write_comparison_of
-    from dmlstudy.methods import METHODS
+    from dmlstudy.comparison import (
+        _NO_ROWS,
+        AGAINST,
+        _search_choice,
+        _try_all,
+        said,
+        standing,
+        verdicts,
+        write_comparison_of,
+    )
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
     from dmlstudy.report import collect
@@ -209,15 +276,20 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         args.extend = str(Path(args.extend).resolve())
     began, folders = time.perf_counter(), _own_images(args)
     own = extend(args.extend) if args.extend else []  # also where methods are named: some of them may be in that file
-    args.methods = [";".join(names(args.methods, ";") or [*own, *(_RANKED if folders else ())])]
-    args.experiments, profile = ["objectives"], PROFILES[args.profile]
+    chosen = names(args.methods, ";")
+    if folders:
+        failures = _run_folders(args, folders, chosen or [*own, *_RANKED])
+        args.datasets = [name for name in args.datasets if name not in folders]
+        if args.dry_run or not args.datasets:
+            return failures if args.dry_run else _end(None, failures, began)
+    rows = dict.fromkeys([*(chosen or own), *names(args.against, ";")])
+    args.methods, args.experiments, profile = [";".join(rows)], ["objectives"], PROFILES[args.profile]
     jobs = _asked_jobs(args)
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*((j.dataset, j.seed) for j in jobs), strict=True))
     methods = [name for name in names(args.methods, ";") if name in OWN]
     _try_all(methods, datasets, args.profile)
     seed = [profile.search["seed"]] if profile.search else []
-    searched = [name for name in datasets if name not in folders]  # the rows were searched there
-    trials = jobs_of(args.profile, ["search"], searched, seed, methods) if seed and searched and methods else []
+    trials = jobs_of(args.profile, ["search"], datasets, seed, methods) if seed and methods else []
     if args.dry_run:
         return _dry_run([*trials, *jobs], args.jobs)
     failures = _train(args, all_runs(trials)) if trials else []
@@ -225,20 +297,16 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         _search_choice(methods, datasets, args.profile, load_record)
         failures = _train(args, all_runs(jobs))
         collect(args.profile, all_runs(jobs))
-    others = [name for name, row in METHODS.items() if row.protocol in profile.protocols]  # recorded for these images?
-    ranked = [*dict.fromkeys([*names(args.methods, ";"), *others])] if folders else None
-    table = standing(methods, datasets, seeds, args.profile, ranked)
+    against = names(args.against, ";")
+    beside = [name for name in names(args.methods, ";") if name not in OWN]  # named, so they serve where no other does
+    table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside])
     if methods and not table["yours"].any():
         print("none of yours is trained: there is nothing to compare")
     elif not table.empty:
         print(said(table).to_string(index=False), *verdicts(table), sep="\n")
-        if not table["best"].any():
+        if not table["baseline"].any():
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
-        stem = "" if methods else Path(folders[0]).name
-        print(*write_comparison_of(table, args.profile, stem), sep="\n")
-    for name in () if failures else folders:
-        stem = "".join(c if c.isalnum() else "_" for c in Path(name).name)  # as of the table
-        _keep_best(name, [*dict.fromkeys(table["method"])], seeds, args.profile, stem)
+        print(*write_comparison_of(table, args.profile), sep="\n")
     return _end(None, failures, began)
 
 # %% ../nbs/99_cli.ipynb #ffef8be0
@@ -447,7 +515,8 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #f1d0c003
 def _find(args: argparse.Namespace) -> int:  # exit status
     "Print the images nearest to pictures of your own, by a model that was kept"
-    from dmlstudy.kept import draw_found, find, load, verification_said
+    from dmlstudy.folds import threshold_said
+    from dmlstudy.kept import draw_found, find, load
 
     if args.k < 1:
         raise ValueError(f"--k is the number of images to find, 1 or more; got {args.k}")
@@ -456,7 +525,7 @@ def _find(args: argparse.Namespace) -> int:  # exit status
     for query, rows in found.groupby("query", sort=False):
         shown = rows[["distance", "class", "image"]].to_string(index=False, float_format=lambda v: f"{v:.3f}")
         print(query, shown, sep="\n")
-    print(*verification_said(kept.card))
+    print(threshold_said(kept.card["verification"]))
     if args.picture:
         draw_found(kept, found).savefig(args.picture, dpi=150)
         print(args.picture)
@@ -592,6 +661,7 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "replicates": _many("--replicates", "draws of training classes, folds and seed (default: those of the profile)"),
     "methods": _many("--methods", "rows of the tables, separated by semicolons (default: those of the profile)"),
     "extend": _option("--extend", "a Python file with losses of your own", metavar="FILE"),
+    "against": _many("--against", "rows to compare yours with (default: Contrastive (D); Softmax)", "ROW"),
     "jobs": _option("--jobs -j", "processes side by side (default: one a GPU, or a core)", type=_count, metavar="N"),
     "scheduler": _option("--scheduler", "a Dask scheduler with workers, such as tcp://host:8786", metavar="ADDRESS"),
     "resources": _many("--resources", "with --scheduler: what a run needs of a worker", "NAME=N"),
@@ -634,7 +704,7 @@ _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | 
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
-        "profile experiments datasets seeds replicates methods extend "
+        "profile experiments datasets seeds replicates methods extend against "
         "jobs scheduler resources dry_run fresh replace any_data",
     ),
     "status": (_status, "any_profile"),

@@ -138,7 +138,8 @@ class Own:
     def parts(self, n_classes: int, dim: int, seed: int = 0) -> tuple[Loss, Callable | None]:
         "A new loss, and a miner where there is one"
         with own_chance(generator(seed, "own weights")):
-            made = copy.deepcopy(self.loss) if isinstance(self.loss, nn.Module) else _call(self.loss, n_classes, dim)
+            made = copy.deepcopy(self.loss) if isinstance(self.loss, nn.Module) else None
+            made = made or (_module(self.loss) if _is_loss(self.loss) else _call(self.loss, n_classes, dim))
         if not isinstance(made, nn.Module):
             raise ValueError(f"{self.row()} makes no torch module, but {made!r:.60}")
         loss = made if isinstance(made, Loss) else OwnLoss(made, seed)
@@ -151,6 +152,17 @@ class Own:
             return loss, self.miner
         pairs = isinstance(loss, OwnLoss) and _tuples_as(loss.module) == "indices_tuple"
         return loss, OwnMiner(copy.deepcopy(self.miner), pairs)
+
+
+def _is_loss(thing: object) -> bool:
+    "Whether a plain function is a loss of embeddings and labels itself"
+    names = [*inspect.signature(thing).parameters] if inspect.isfunction(thing) else []
+    return names[1:2] == ["labels"] and names[0] not in _SIZES
+
+
+def _module(function: Callable) -> nn.Module:
+    "A plain function as a module of its name"
+    return type(function.__name__, (nn.Module,), {"forward": staticmethod(function)})()
 
 
 _SIZES = {"n_classes": 0, "num_classes": 0, "dim": 1, "embedding_size": 1, "embed_dim": 1}
@@ -253,30 +265,39 @@ def register(
     return name
 
 # %% ../nbs/61_own.ipynb #67838da5
+def _slope(name: str, parts: tuple, f: Tensor, labels: Tensor) -> Tensor:  # like f
+    "The gradient of a loss on a batch; raises ValueError"
+    (loss, miner), rng = copy.deepcopy(parts), generator(0, "try out")  # so that equal batches give equal values
+    f = f.clone().requires_grad_()
+    try:
+        how = () if miner is None else (rng,) * (len(inspect.signature(miner.__call__).parameters) > 2)
+        value = loss(f, labels, *(() if miner is None else (miner(f.detach(), labels, *how),)))
+    except Exception as error:
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name} fails on embeddings {(*f.shape,)} and labels {(len(f),)}: {why}") from error
+    if not value.isfinite():
+        raise ValueError(f"{name} is {value.item()} on random embeddings: a loss must be a finite number")
+    (slope,) = torch.autograd.grad(value, f, allow_unused=True) if value.requires_grad else (None,)
+    return torch.zeros_like(f) if slope is None else slope
+
+
 def try_out(
     name: str,  # of a row in OWN
     n_classes: int,  # training classes
     dim: int,  # dimension of the embedding
 ) -> None:  # raises ValueError
-    "Refuse a loss that is not one finite number, or does not depend on the embeddings"
-    (loss, miner), rng, slopes = OWN[name].parts(n_classes, dim), generator(0, "try out"), []
+    "Refuse a loss that is not one finite number, or ignores the embeddings or the labels"
+    parts, rng = OWN[name].parts(n_classes, dim), generator(0, "try out")
     labels = torch.linspace(0, n_classes - 1, min(8, n_classes)).long().repeat_interleave(3)
-    for size in (1.0, 0.1):
-        f = (size * torch.randn(len(labels), dim, generator=rng)).requires_grad_()
-        try:
-            how = () if miner is None else (rng,) * (len(inspect.signature(miner.__call__).parameters) > 2)
-            value = loss(f, labels, *(() if miner is None else (miner(f.detach(), labels, *how),)))
-        except Exception as error:
-            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise ValueError(f"{name} fails on embeddings {(*f.shape,)} and labels {(len(f),)}: {why}") from error
-        if not value.isfinite():
-            raise ValueError(f"{name} is {value.item()} on random embeddings: a loss must be a finite number")
-        (slope,) = torch.autograd.grad(value, f, allow_unused=True) if value.requires_grad else (None,)
-        slopes.append(torch.zeros(()) if slope is None else slope.abs().sum())
-    if not torch.stack(slopes).isfinite().all():
+    batches = [size * torch.randn(len(labels), dim, generator=rng) for size in (1.0, 0.1)]
+    slopes = torch.stack([_slope(name, parts, f, labels) for f in batches])
+    if not slopes.isfinite().all():
         raise ValueError(f"{name} has a gradient that is not finite on random embeddings")
-    if not any(slopes):
+    if not slopes.any():
         raise ValueError(f"{name} does not depend on the embeddings: its gradient is 0, nothing would be learned")
+    others = torch.stack([_slope(name, parts, f, labels.roll(1)) for f in batches])
+    if n_classes > 1 and torch.equal(slopes, others):
+        raise ValueError(f"{name} ignores its labels: its gradient is the same when images change their classes")
 
 # %% ../nbs/61_own.ipynb #8f6380f5
 def local_sources(
@@ -339,12 +360,18 @@ def _rows(module) -> dict[str, object]:  # name -> loss
     held = {k: v for k, v in vars(module).items() if k[0] != "_"}
     own = [v for v in held.values() if isinstance(v, type) and v.__module__ == module.__name__]
     kinds = [kind for kind in own if issubclass(kind, nn.Module)]
-    used = {
-        base for kind in kinds for base in kind.__mro__[1:]
-    }  # a base class is not a row, nor what an Own stands for
-    used |= {x for v in held.values() if isinstance(v, Own) for x in (type(v.loss), v.loss) if isinstance(x, type)}
+    kinds += [v for v in held.values() if _is_loss(v) and v.__module__ == module.__name__]
+    # a base class is not a row, nor what an Own stands for
+    used = {base for kind in kinds for base in getattr(kind, "__mro__", ())[1:]}
+    used |= {
+        x
+        for v in held.values()
+        if isinstance(v, Own)
+        for x in (type(v.loss), v.loss)
+        if isinstance(x, type) or _is_loss(x)
+    }
     found = {k: v for k, v in held.items() if isinstance(v, Own | nn.Module) or v in kinds and v not in used}
     if not found:
-        said = "define a class of torch.nn.Module that is called with f and labels"
+        said = "define a class of torch.nn.Module that is called with f and labels, or a function of f and labels"
         raise ValueError(f"{module.__file__} holds no loss: {said}")
     return {thing.name or name if isinstance(thing, Own) else name: thing for name, thing in found.items()}

@@ -123,7 +123,7 @@ def _folder_fields(profile: Profile, dataset: str, protocol: str) -> dict:
     if not any("model" in said for said in profile.protocols.values()):
         raise ValueError("a folder of images needs a profile with a network for photographs: --profile photos")
     fields = with_none(lookup("protocol for images of your own", protocol, profile.protocols))
-    train = load_folder(dataset).train
+    train = load_folder(dataset).replicate(1 if load_folder(dataset).whole else 0).train
     batch = min(fields["batch_size"], 2 * (len(train) // 5))
     steps = 60 * min(max(round(8 * len(train) / batch / 60), 2), 20)
     alone = len(train.class_names) < 10  # a fifth of them would be one class, where every recall is 100 %

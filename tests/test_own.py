@@ -58,7 +58,7 @@ def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
     assert "6 runs on" in capsys.readouterr().out
     status = cli.main([*words, "--methods", "MyLoss; Rings; Anchors; Mined; Softmax"])
     told = capsys.readouterr().out
-    assert status == 0 and told.count("Softmax (") == 4, told
+    assert status == 0 and told.count("On glyphs_fine, ") >= 4 and "Softmax" in told, told
     table = pd.read_csv(tmp_path / "outputs/custom/tables/Anchors_Mined_MyLoss_Rings_glyphs_fine.csv")
     assert {*table["method"]} == {"MyLoss", "Rings", "Anchors", "Mined", "Softmax"}
     mine = table[table["yours"]]

@@ -142,7 +142,7 @@ def load_folder(
         why = "".join(f" Left out: {len(bad)} images, such as {path} ({said})." for path, said in [*bad.items()][:1])
         counted = f"classes of two or more images: {train} to train on, {test} to test on"
         raise ValueError(f"in {place}, {counted}; 10 are needed, or with a split of your own 5 and 2.{why}")
-    return Data(name, splits["train"], splits["test"], left_out=bad)
+    return Data(name, splits["train"], splits["test"], left_out=bad, whole=None if any(said.values()) else whole)
 
 # %% ../../nbs/16_data.folder.ipynb #a2403a15
 def _thumbnail_bits(files: Files, i: int) -> bytes:
@@ -152,23 +152,35 @@ def _thumbnail_bits(files: Files, i: int) -> bytes:
     return np.packbits(grey[:, 1:] > grey[:, :-1]).tobytes()
 
 
+def _twins(data: Data) -> list[tuple[str, str]]:  # paths
+    "Pictures that are in two classes, or with a split of one's own in training and test"
+    parts, seen, found = [data.whole] if data.whole else [data.train, data.test], {}, []
+    for p, split in enumerate(parts):
+        for i, c in enumerate(split.labels.tolist()):
+            where, path = (c if data.whole else p), split.images.paths[i]
+            first, other = seen.setdefault(_thumbnail_bits(split.images, i), (where, path))
+            found += [(other, path)] if first != where else []
+    return found
+
+
 def folder_summary(
     data: Data,  # as from `load_folder`
 ) -> str:  # lines of text
     "Classes, images of each, what was left out, and pictures that are in both splits"
     lines = [data.name.removeprefix(FOLDER)]
-    for part, split in (("train", data.train), ("test", data.test)):
+    parts = {"all": data.whole} if data.whole else {"train": data.train, "test": data.test}
+    for part, split in parts.items():
         n = split.counts()
         spread = f"{int(n.min())} to {int(n.max())} a class, median {int(n.median())}"
         lines.append(f"  {part:5s} {len(n)} classes, {len(split):,} images ({spread})")
     lines += [f"  left out: {path} ({why})" for path, why in [*data.left_out.items()][:5]]
     lines += [f"  and {len(data.left_out) - 5} more" for _ in data.left_out if len(data.left_out) > 5][:1]
-    seen = {_thumbnail_bits(data.train.images, i): i for i in range(len(data.train))}
-    twins = [(j, seen[b]) for j in range(len(data.test)) if (b := _thumbnail_bits(data.test.images, j)) in seen]
-    for j, i in twins[:3]:
-        lines.append(f"  the same picture in both: {data.train.images.paths[i]} and {data.test.images.paths[j]}")
+    twins = _twins(data)
+    lines += [f"  the same picture in two classes: {a} and {b}" for a, b in twins[:3]]
     if shared := len({*data.train.class_names} & {*data.test.class_names}):
         lines.append(f"  classes in training and in test: {shared}; what is said of test classes is not of unseen ones")
-    if len(data.train.class_names) < 10:
-        lines.append("  fewer than 10 training classes: methods are ranked, but no model or threshold is chosen")
-    return "\n".join([*lines, f"  pictures in training and test classes: {len(twins)}"])
+    if data.whole:
+        lines.append(
+            "  every class is tested: the classes are put into four parts, and each part is tested by the others"
+        )
+    return "\n".join([*lines, f"  pictures that are in two classes: {len(twins)}"])
