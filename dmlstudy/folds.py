@@ -81,7 +81,7 @@ def best_said(
         return f"The best row is {first}, ahead of {others[0]} by {lead}."
     if not np.ptp([np.mean(v) for v in values.values()]):
         return "No row is the best: all have equal values."
-    more = f" and {len(tied) - 1} more rows" if len(tied) > 1 else ""
+    more = f" and {len(tied) - 1} more" if len(tied) > 1 else ""
     return f"No row is the best: {first} cannot be told from {tied[0]}{more}; its lead is {lead}."
 
 # %% ../nbs/97_folds.ipynb #f6329bf6
