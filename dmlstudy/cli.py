@@ -255,16 +255,7 @@ def _plain(profile: str, dataset: str, method: str, draw: tuple) -> Run:
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
-    from dmlstudy.comparison import (
-        _NO_ROWS,
-        AGAINST,
-        _search_choice,
-        _try_all,
-        said,
-        standing,
-        verdicts,
-        write_comparison_of,
-    )
+    from dmlstudy.comparison import _search_choice, _try_all
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
     from dmlstudy.report import collect
@@ -297,6 +288,15 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         _search_choice(methods, datasets, args.profile, load_record)
         failures = _train(args, all_runs(jobs))
         collect(args.profile, all_runs(jobs))
+    _print_comparison(args, methods, datasets, seeds)
+    return _end(None, failures, began)
+
+# %% ../nbs/99_cli.ipynb #e1f09aad
+def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: list[str], seeds: list[int]) -> None:
+    "Set methods of one's own beside named baselines"
+    from dmlstudy.comparison import _NO_ROWS, AGAINST, said, standing, verdicts, write_comparison_of
+    from dmlstudy.own import OWN
+
     against = names(args.against, ";")
     beside = [name for name in names(args.methods, ";") if name not in OWN]  # named, so they serve where no other does
     table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside])
@@ -307,7 +307,6 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
         if not table["baseline"].any():
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
         print(*write_comparison_of(table, args.profile), sep="\n")
-    return _end(None, failures, began)
 
 # %% ../nbs/99_cli.ipynb #ffef8be0
 def _draw(profile: str, jobs: Sequence, workers: int | None) -> list:  # failures
@@ -406,7 +405,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     return status if args.dry_run else _end(args.profile, failures, began)
 
 # %% ../nbs/99_cli.ipynb #6278e0f7
-def _decide(args: argparse.Namespace) -> int:  # exit status
+def _decide_claims(args: argparse.Namespace) -> int:  # exit status
     "Train replicates where a verdict is open, cheapest first, until it is decided or its cap is reached"
     from dmlstudy.batch import default_workers, duration, each_known, typical
     from dmlstudy.ledger import read_ledger, still_open, verdicts_now
@@ -712,7 +711,7 @@ COMMANDS = {  # name -> function and options
     "values": (_values, "profile"),
     "drop": (_drop, "key"),
     "search": (_search, "profile jobs dry_run"),
-    "decide": (_decide, "claims ledger hours jobs scheduler resources"),
+    "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels metrics csv"),
     "find": (_find, "image model k picture"),

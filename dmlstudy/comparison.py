@@ -56,7 +56,7 @@ def _may_be_best(values: Mapping[str, Mapping[int, dict]]) -> dict[str, bool]:
     table = np.array([[v["recall@1"] for _, v in sorted(values[m].items())] for m in whole])
     return dict.fromkeys(values, False) | dict(zip(whole, map(bool, tied_with_best(table)), strict=True))
 
-
+# %% ../nbs/98_comparison.ipynb #b137963e
 def standing(
     methods: Sequence[str],  # those in question
     datasets: Sequence[str],
@@ -78,27 +78,11 @@ def standing(
             row = {"dataset": dataset, "method": m, "yours": m in methods, "baseline": m in named}
             rows.append(row | {"may be best": may_be[m]} | _row(values[m], named))
             rows[-1] |= {"against": next(iter(named), "")}
+    columns = "dataset method yours baseline|may be best|seeds|start kept|recall@1 low high map@r against difference"
     columns = [
-        "dataset",
-        "method",
-        "yours",
-        "baseline",
-        "may be best",
-        "seeds",
-        "start kept",
-        "recall@1",
-        "low",
-        "high",
+        c for part in columns.split("|") for c in ([part] if part in ("may be best", "start kept") else part.split())
     ]
-    columns += [
-        "map@r",
-        "against",
-        "difference",
-        "difference low",
-        "difference high",
-        "paired seeds",
-        "seeds to decide",
-    ]
+    columns += ["difference low", "difference high", "paired seeds", "seeds to decide"]
     table = pd.DataFrame(rows)
     return table.reindex(columns=[*columns, *(c for c in table if c not in columns)])
 
@@ -198,7 +182,7 @@ def said(
     "A comparison as it is printed"
     return pd.DataFrame([_said(row) for _, row in table.iterrows()])
 
-
+# %% ../nbs/98_comparison.ipynb #3e74b0f7
 def _word(low: float, high: float) -> str:
     "What an interval of a difference says"
     alike = verdict(low, high, SIZE) == "negligible"

@@ -147,7 +147,7 @@ def keep_model(
     write_atomically(folder / "card.json", json.dumps(card, indent=1) + "\n")
     return card
 
-
+# %% ../nbs/98_kept.ipynb #efb95f5d
 def _ratio(dataset: str) -> float:  # of test to training classes
     return 0.0 if load_folder(dataset).whole is None else 1 / (PARTS - 1)
 

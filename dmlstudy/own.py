@@ -153,7 +153,7 @@ class Own:
         pairs = isinstance(loss, OwnLoss) and _tuples_as(loss.module) == "indices_tuple"
         return loss, OwnMiner(copy.deepcopy(self.miner), pairs)
 
-
+# %% ../nbs/61_own.ipynb #1d614bac
 def _is_loss(thing: object) -> bool:
     "Whether a plain function is a loss of embeddings and labels itself"
     names = [*inspect.signature(thing).parameters] if inspect.isfunction(thing) else []

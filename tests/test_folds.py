@@ -37,9 +37,12 @@ def test_no_winner_where_there_is_none(classes, gains):
     assert share("The best row is", 600, classes, gains) <= 0.07  # 5 %, and two errors of 600 draws
 
 
-@pytest.mark.parametrize("classes, gains", [(1200, [2, 0]), (2800, [2, 0, 0]), (8000, [2, 0, 0, 0, 0, 0, 0])])
-def test_two_points_are_found_at_the_stated_size(classes, gains):
-    assert share("The best row is a,", 300, classes, gains) >= 0.8
+@pytest.mark.parametrize(
+    "classes, gains, often", [(1200, [2, 0], 0.8), (2800, [2, 0, 0], 0.8), (6000, [2] + [0] * 6, 0.7)]
+)
+def test_two_points_are_found_at_the_stated_size(classes, gains, often):
+    """Among seven rows more classes help little: the luck of a training stays."""
+    assert share("The best row is a,", 300, classes, gains) >= often
 
 
 def test_twenty_four_classes_leave_two_points_undecided():

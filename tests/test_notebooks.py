@@ -45,9 +45,9 @@ def test_each_module_has_one_notebook():
     assert names and max(Counter(names).values()) == 1
 
 
-# The limits. LIBRARY was raised when rooms were added: losses since 2019, replicates, sequences of intervals, boxes and
+# The limits. LIBRARY was raised when rooms were added: losses since 2019, replicates, sequences of intervals, boxes, folds of$
 # the explorer. Else only ever lower these.
-LONGEST, MEDIAN, LIBRARY = 45, 15, 13_160
+LONGEST, MEDIAN, LIBRARY = 45, 15, 13_600
 
 
 def code_of(path: Path) -> tuple[list[str], list[str]]:

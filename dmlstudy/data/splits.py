@@ -142,7 +142,7 @@ def drawn_folds(
 # %% ../../nbs/09_data.splits.ipynb #6a987254
 PARTS = 4  # of the classes in a round of cross-validation
 
-
+# %% ../../nbs/09_data.splits.ipynb #ccb78588
 @dataclass(frozen=True, eq=False)
 class Data:
     "A data set: training classes, and test classes as one split, as query and gallery, or both"
@@ -164,9 +164,10 @@ class Data:
     ) -> tuple[Split, Split]:  # the training classes that are left, the held-out ones
         "Split the training classes into two parts that share no class"
         n = len(self.train.class_names)
-        if not (0 <= fold < folds and folds <= n):
-            said = f"fold must lie in 0 to {folds - 1}, and {folds} folds need as many classes"
-            raise ValueError(f"{said}; got {fold} of {n}")
+        if not (0 <= fold < folds <= n):
+            raise ValueError(
+                f"fold must lie in 0 to {folds - 1}, and {folds} folds need as many classes; got {fold} of {n}"
+            )
         low, high = n - (fold + 1) * n // folds, n - fold * n // folds
         out = torch.zeros(n, dtype=torch.bool)
         out[low:high] = True
@@ -184,13 +185,14 @@ class Data:
         if r == 0 and n is None:
             return self
         if self.whole is not None:
-            return self._part(*divmod(r - 1, PARTS))
+            return _part(self, *divmod(r - 1, PARTS))
         train = keep_classes(self.train, drawn_classes(self.train, r, n))
         return replace(self, train=train, folds=drawn_folds(train, r, grouped=n is None), drawn=None)
 
-    def _part(self, n: int, part: int) -> "Data":
-        "All classes in four parts, drawn anew in each round: one is for tests, the others are trained on"
-        fold = drawn_folds(self.whole, n, grouped=False, folds=PARTS)
-        split = lambda rows: keep_classes(self.whole, rows.nonzero()[:, 0].tolist())
-        train = split(fold != part)
-        return replace(self, train=train, test=split(fold == part), folds=drawn_folds(train, n), whole=None)
+# %% ../../nbs/09_data.splits.ipynb #5385e634
+def _part(data: Data, n: int, part: int) -> Data:
+    "All classes in four parts, drawn anew in each round: one is for tests, the others are trained on"
+    fold = drawn_folds(data.whole, n, grouped=False, folds=PARTS)
+    split = lambda rows: keep_classes(data.whole, rows.nonzero()[:, 0].tolist())
+    train = split(fold != part)
+    return replace(data, train=train, test=split(fold == part), folds=drawn_folds(train, n), whole=None)
