@@ -45,8 +45,8 @@ def test_each_module_has_one_notebook():
     assert names and max(Counter(names).values()) == 1
 
 
-# The limits. LIBRARY was raised when rooms were added: losses since 2019, replicates, sequences of intervals, boxes, folds and
-# the explorer. Else only ever lower these.
+# The limits. LIBRARY was raised when rooms were added: losses since 2019, replicates, sequences of intervals, boxes,
+# folds, the explorer. Else only ever lower these.
 LONGEST, MEDIAN, LIBRARY = 45, 15, 13_600
 
 
