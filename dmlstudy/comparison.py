@@ -31,7 +31,7 @@ def _chosen(runs: Mapping[int, Run]) -> dict[int, dict]:  # seed -> values; only
     return {seed: selected(r, "validation") or selected(r, "last") for seed, r in found.items() if r}
 
 
-def _row(values: Mapping[int, dict], baselines: Mapping[str, Mapping[int, float]]) -> dict:
+def _row(method: str, values: Mapping[int, dict], baselines: Mapping[str, Mapping[int, float]]) -> dict:
     "Means with intervals, and the differences to baselines"
     numbers = np.array([100 * v["recall@1"] for v in values.values()])
     low, high = np.clip(t_interval(numbers), 0, 100)
@@ -41,7 +41,7 @@ def _row(values: Mapping[int, dict], baselines: Mapping[str, Mapping[int, float]
     own = dict(zip(values, numbers, strict=True))
     for i, (name, other) in enumerate(baselines.items()):
         label = "difference" if not i else f"difference to {name}"
-        if other is not own and len(d := paired_differences(own, other)) and other != own:
+        if name != method and len(d := paired_differences(own, other)):
             low, high = t_interval(d)
             row |= {label: d.mean(), f"{label} low": float(low), f"{label} high": float(high)}
             needed = seeds_needed(d.mean(), d.std(ddof=1)) if len(d) > 1 else None
@@ -76,7 +76,7 @@ def standing(
         may_be = _may_be_best(values) if values else {}
         for m in sorted(values, key=lambda m: -np.mean([*score[m].values()])):
             row = {"dataset": dataset, "method": m, "yours": m in methods, "baseline": m in named}
-            rows.append(row | {"may be best": may_be[m]} | _row(values[m], named))
+            rows.append(row | {"may be best": may_be[m]} | _row(m, values[m], named))
             rows[-1] |= {"against": next(iter(named), "")}
     columns = "dataset method yours baseline|may be best|seeds|start kept|recall@1 low high map@r against difference"
     columns = [
