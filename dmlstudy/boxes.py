@@ -60,8 +60,8 @@ def run_fields(
     fields = {name: own.pop(name) for name in ("lr", "p_switch", "eta") if name in own}
     if "samples_per_class" in own:
         fields["samples_per_class"] = 2 ** int(np.clip(np.rint(np.log2(own.pop("samples_per_class"))), 1, 3))
-    if "loss_lr" in own:
-        fields["loss_lr"] = float(f"{own.pop('loss_lr') * fields['lr']:.3g}")
+    if "loss_lr" in own or "lr" in usual:  # class weights whose rate is not searched: a hundred times the network's
+        fields["loss_lr"] = float(f"{own.pop('loss_lr', 100) * fields['lr']:.3g}")
     if own:
         whole = {name: round(v) if type(usual[name]) is int else v for name, v in own.items()}
         fields["loss_args"] = "; ".join(f"{name}={v:g}" for name, v in whole.items())

@@ -377,10 +377,11 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.batch import run_batch
     from dmlstudy.core import asset, write_atomically
     from dmlstudy.methods import METHODS
-    from dmlstudy.records import batch_file, lean, load_record, merge_records
+    from dmlstudy.records import batch_file, lean, load_record, merge_records, recorded_keys
     from dmlstudy.study import PROFILES, all_runs, chosen_by_search, jobs_of, methods_of
 
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0
+    asked = [lookup("method", name, METHODS) and name for name in names(args.methods, ";")]
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
@@ -389,16 +390,18 @@ def _search(args: argparse.Namespace) -> int:  # exit status
         stage = []
         for dataset in profile.datasets:
             trained = [m for m in methods_of(args.profile, dataset) if METHODS[m].loss]
-            methods = [m for m in trained if (METHODS[m].miner == "rho_distance") == switched]
-            stage += jobs_of(args.profile, ["search"], [dataset], methods=methods, **draws) if methods else []
-        jobs += stage
+            known = [m for m in trained if (METHODS[m].miner == "rho_distance") == switched]
+            for rows, kept in ((known, jobs), ([m for m in known if not asked or m in asked], stage)):
+                kept += jobs_of(args.profile, ["search"], [dataset], methods=rows, **draws) if rows else []
         if args.dry_run:
             status |= _dry_run(stage, args.jobs)
             continue
         failures += run_batch(all_runs(stage), args.jobs)
         if failures:
             break
-        trials = [load_record(run) for run in all_runs(jobs)]
+        runs, there = all_runs(jobs), recorded_keys()
+        missing = {(run.dataset, run.method) for run in runs if run.key() not in there}  # rows that were not asked for
+        trials = [load_record(run) for run in runs if (run.dataset, run.method) not in missing]
         merge_records(batch_file(f"{args.profile}_search"), map(lean, trials))
         write_atomically(asset(profile.tuned), json.dumps(chosen_by_search(args.profile, trials), indent=1) + "\n")
         print(f"chosen so far: {asset(profile.tuned)}")
@@ -696,7 +699,7 @@ _FIND_OPTIONS = {
 }
 _DECIDE_OPTIONS = {
     "claims": _option("claims", "such as V1 (default: all that are open)", nargs="*", metavar="CLAIM"),
-    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3), default=3),
+    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3, 4), default=3),
     "hours": _option("--hours", "time to spend (default: 1)", type=float, default=1.0),
 }
 _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | _DECIDE_OPTIONS
@@ -710,7 +713,7 @@ COMMANDS = {  # name -> function and options
     "tables": (_tables, "profile jobs"),
     "values": (_values, "profile"),
     "drop": (_drop, "key"),
-    "search": (_search, "profile jobs dry_run"),
+    "search": (_search, "profile methods jobs dry_run"),
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels metrics csv"),

@@ -60,14 +60,19 @@ def _names(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for word in words for name in groups.get(word, (word,)))
 
 
+def _fields(name: str, written: Mapping) -> dict:
+    said = json.loads(json.dumps(written[name]))
+    if "like" not in said:
+        return said
+    base = _fields(said["like"], written)
+    for path in said.pop("without", ()):
+        *way, last = path.split(".")
+        functools.reduce(dict.__getitem__, way, base).pop(last)
+    return _merged(base, said)
+
+
 def _profile(name: str, written: Mapping) -> Profile:
-    said = dict(written[name])
-    if "like" in said:
-        base = json.loads(json.dumps(written[said["like"]]))
-        for path in said.pop("without", ()):
-            *way, last = path.split(".")
-            functools.reduce(dict.__getitem__, way, base).pop(last)
-        said = _merged(base, said)
+    said = _fields(name, written)
     for part in (said, *said["experiments"].values()):
         part |= {"methods": _names(part["methods"])} if "methods" in part else {}
     lists = ("datasets", "seeds", "replicates")
