@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from edge_batches import CLASSES, DIM, FINITE
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dmlstudy.core import generator
 from dmlstudy.losses import LOSSES, base, make_loss
@@ -108,6 +109,38 @@ def test_memory_does_not_grow_with_the_pairs(names, n, most):
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=900, check=True)
     used = {name: float(megabytes) for name, megabytes in map(str.split, done.stdout.splitlines())}
     assert used.keys() == {*names} and max(used.values()) < most, used
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any array holds which an operation gives out."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        given = operation(*args, **(kwargs or {}))
+        arrays = [x for x in (given if isinstance(given, tuple | list) else [given]) if isinstance(x, torch.Tensor)]
+        self.numbers = max([self.numbers, *(x.untyped_storage().nbytes() // x.element_size() for x in arrays)])
+        return given
+
+
+def largest(name, labels):
+    f = torch.randn(len(labels), 16, generator=generator(0, "largest"), requires_grad=True)
+    with Largest() as mode:
+        make_loss(name, 64, 16)(f, labels).backward()
+    return mode.numbers
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_array_of_all_triplets(name):
+    """256 images have 16.7 million triples; no array has more numbers than a block, with few positives or many."""
+    few, many = torch.arange(256) // 4, torch.arange(256) % 2
+    assert largest(name, few) <= 6 * 256**2  # four or fewer for each pair; three centres or fifteen proxies a class
+    assert largest(name, many) <= base._AT_ONCE < 256**3 / 3
+
+
+def test_an_array_of_all_triplets_is_seen(monkeypatch):
+    monkeypatch.setattr(base, "_AT_ONCE", 256**3)
+    assert largest("smooth_ap", torch.arange(256) % 2) > 256**3 / 3
 
 
 def test_two_passes_of_the_tutorial_are_the_whole_batch():
