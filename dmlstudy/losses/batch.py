@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import check_numbers, lookup
-from ..distances import lengths, pair_masks, unit
+from ..distances import lengths, pair_masks
 from dmlstudy.losses.base import (
     Loss,
     PairLoss,
@@ -155,16 +155,16 @@ class AngularLoss(DrawingLoss):
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
         p, found = draw_positive(labels, self.draw(len(f), f.device))
-        negatives = _negatives(labels)
-        raw, z = similarities(f), unit(f)
-        s = similarities(z)
+        negatives, raw, length = _negatives(labels), similarities(f), lengths(f)
+        inverse = length.masked_fill(length < 1e-12, 1.0).reciprocal()  # as `unit` has it
+        s = raw * inverse[:, None] * inverse
         exponents = (raw - raw.gather(1, p[:, None])).clamp(max=50)
         tan2 = math.tan(math.radians(self.alpha)) ** 2
         angular = 4 * tan2 * (s + s.index_select(0, p))
         terms = log1p_sum_exp(exponents, negatives) + self.lam * log1p_sum_exp(
             angular, negatives, 2 * (1 + tan2) * s.gather(1, p[:, None])[:, 0]
         )
-        return masked_mean(terms, found) + _norm_penalty(f, self.l2_weight, self.squared_norm)
+        return masked_mean(terms, found) + self.l2_weight * (raw.diagonal() if self.squared_norm else length).mean()
 
 # %% ../../nbs/51_losses.batch.ipynb #39d08841
 def lost_shares(bins: int) -> list[bool]:
