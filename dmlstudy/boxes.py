@@ -20,7 +20,9 @@ def box_of(
     search: Mapping,  # of a profile: `lr`, and for rows that have them `p_switch` and `eta` by regulariser: [from, to]
 ) -> dict[str, tuple[float, float, bool]]:  # axis -> from, to, whether the scale is logarithmic
     "Where the search of a row looks"
-    box = {"lr": (*search["lr"], True), **search_axes(row.loss)}
+    within = lambda axis, low, high, log: low <= row.loss_args.get(axis, low) <= high
+    axes = {axis: ends for axis, ends in search_axes(row.loss).items() if within(axis, *ends)}
+    box = {"lr": (*search["lr"], True), **axes}
     if row.miner == "rho_distance":
         box["p_switch"] = (*search["p_switch"], False)
     if row.regularizer:
