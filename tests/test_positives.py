@@ -33,14 +33,13 @@ def value_and_slope(loss, f, **pairing):
 
 
 def test_which_losses_take_a_matrix():
-    assert (
-        TAKING
-        == (
-            "contrastive triplet margin snr lifted npair angular histogram multisimilarity tuplet_margin ntxent supcon "
-            "smooth_ap recall_at_k pnp contextual supap roadmap fast_ap "
-            "circle sincere decoupled sigmoid_pairs hard_negatives epshn hyperbolic"
-        ).split()
-    )
+    asks_for_pairs = """
+        contrastive triplet margin snr lifted npair angular histogram multisimilarity tuplet_margin ntxent
+        supcon smooth_ap recall_at_k pnp contextual supap roadmap fast_ap circle sincere decoupled
+        sigmoid_pairs hard_negatives epshn hyperbolic
+    """.split()
+    assert {*asks_for_pairs} <= {*TAKING}
+    assert {*"quadruplet normalized_npair arcface proxynca proxy_anchor in_batch".split()} <= {*REFUSING}
 
 
 @pytest.mark.parametrize("name", REFUSING)

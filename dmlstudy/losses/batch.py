@@ -38,7 +38,7 @@ def _norm_penalty(f: Tensor, weight: float, squared: bool = False) -> Tensor:  #
     return weight * (f.square().sum(1) if squared else lengths(f)).mean()
 
 # %% ../../nbs/51_losses.batch.ipynb #9257a54d
-class GeneralizedLiftedLoss(Loss):
+class GeneralizedLiftedLoss(Loss, name="lifted"):
     """Mean over anchors of a hinge of soft extremes, on raw embeddings; the norm penalty always counts
 
     Args:
@@ -89,7 +89,7 @@ def _negatives(labels: Tensor) -> Tensor:  # (B, B)
     return labels[:, None] != labels if labels.ndim == 1 else pair_masks(labels)[1]
 
 # %% ../../nbs/51_losses.batch.ipynb #caff7f1c
-class NPairLoss(DrawingLoss):
+class NPairLoss(DrawingLoss, name="npair"):
     """Mean over anchors of a softmax loss of one positive against all negatives; the norm penalty always counts
 
     Args:
@@ -124,7 +124,7 @@ class NPairLoss(DrawingLoss):
         return masked_mean(terms, found) + _norm_penalty(f, self.l2_weight, self.squared_norm)
 
 # %% ../../nbs/51_losses.batch.ipynb #398939c4
-class AngularLoss(DrawingLoss):
+class AngularLoss(DrawingLoss, name="angular"):
     """N-pair loss on raw embeddings plus an angular softmax on the sphere; the norm penalty always counts
 
     Args:
@@ -173,7 +173,7 @@ def lost_shares(bins: int) -> list[bool]:
     return [k * step - 1 != ((k + 1) * step - 1) - step for k in range(bins - 1)]
 
 # %% ../../nbs/51_losses.batch.ipynb #004375e6
-class HistogramLoss(Loss):
+class HistogramLoss(Loss, name="histogram"):
     """Chance that a negative pair is more similar than a positive one, from soft histograms; 0 without both kinds
 
     Args:
@@ -211,7 +211,7 @@ class HistogramLoss(Loss):
         return (h_n * h_p.cumsum(0)).sum() / or_one(positives.sum() * negatives.sum())
 
 # %% ../../nbs/51_losses.batch.ipynb #f8b3da80
-class MultiSimilarityLoss(PairLoss):
+class MultiSimilarityLoss(PairLoss, name="multisimilarity"):
     """Soft maxima of the similarities that an anchor keeps; an anchor that keeps none is left out
 
     Args:
@@ -268,7 +268,7 @@ def first_two(
     return order[place], order[(place + 1).clamp(max=len(labels) - 1)], pair[place]
 
 # %% ../../nbs/51_losses.batch.ipynb #16243b6e
-class NormalizedNPairLoss(Loss):
+class NormalizedNPairLoss(Loss, name="normalized_npair"):
     """Cross-entropy of each class's first image against all classes' second ones; 0 if no class has two
 
     Args:
@@ -300,7 +300,7 @@ def _mean_weights(mask: Tensor, dtype: torch.dtype) -> Tensor:  # of the mask's 
     return weights / or_one(weights.sum())
 
 # %% ../../nbs/51_losses.batch.ipynb #8a39b2f6
-class TupletMarginLoss(Loss):
+class TupletMarginLoss(Loss, name="tuplet_margin"):
     """Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs
 
     Args:

@@ -30,7 +30,7 @@ def log1p_sum_exp_by_class(
     return top + (-top).exp().index_add(0, y, (t - top.index_select(0, y)).exp()).log()
 
 # %% ../../nbs/54_losses.centers.ipynb #e799a1aa
-class ProxyAnchorLoss(ProxyLoss):
+class ProxyAnchorLoss(ProxyLoss, name="proxy_anchor"):
     """Each proxy against the batch: its hardest positives and its hardest negatives weigh most
 
     Args:
@@ -72,7 +72,7 @@ class ProxyAnchorLoss(ProxyLoss):
         return pull.sum() / present + F.softplus(push, threshold=60).mean()
 
 # %% ../../nbs/54_losses.centers.ipynb #db46c1a5
-class ProxyNCAPlusPlusLoss(ProxyLoss):
+class ProxyNCAPlusPlusLoss(ProxyLoss, name="proxynca_pp"):
     """Neighbourhood components analysis with the true class in the denominator: a softmax of temperature T / 2
 
     Args:
@@ -107,7 +107,7 @@ class ProxyNCAPlusPlusLoss(ProxyLoss):
         return soft_cross_entropy(self.logits(f, labels, 2 / self.temperature)[0], labels)
 
 # %% ../../nbs/54_losses.centers.ipynb #2e3dffbf
-class SubcenterArcFaceLoss(ProxyLoss):
+class SubcenterArcFaceLoss(ProxyLoss, name="subcenter_arcface"):
     """ArcFace with several centres a class, of which the nearest counts
 
     Args:
@@ -152,7 +152,7 @@ class SubcenterArcFaceLoss(ProxyLoss):
         return F.cross_entropy(self.scale * logits, y[:, 0])
 
 # %% ../../nbs/54_losses.centers.ipynb #e946e39e
-class CenterContrastiveLoss(CosFaceLoss):
+class CenterContrastiveLoss(CosFaceLoss, name="center_contrastive"):
     """CosFace, and the squared distance of each embedding from its own proxy
 
     Args:
@@ -231,7 +231,7 @@ def pair_sum(
     return (_PairSum.at_once if in_transform() else _PairSum.apply)(x, y, kernel)
 
 # %% ../../nbs/54_losses.centers.ipynb #1dde27b9
-class PotentialFieldLoss(ProxyLoss):
+class PotentialFieldLoss(ProxyLoss, name="potential_field"):
     """Embeddings and proxies attract their own class, the nearest most, and repel others nearby
 
     Args:
@@ -283,7 +283,7 @@ class PotentialFieldLoss(ProxyLoss):
         return total / (len(points) * (len(points) - 1))
 
 # %% ../../nbs/54_losses.centers.ipynb #4b27eba6
-class CrossEntropyLoss(ProxyLoss):
+class CrossEntropyLoss(ProxyLoss, name="cross_entropy"):
     """A linear classifier with a bias on the raw embeddings, labels smoothed
 
     Args:
@@ -316,7 +316,7 @@ class CrossEntropyLoss(ProxyLoss):
         return soft_cross_entropy(logits, labels, self.label_smoothing)
 
 # %% ../../nbs/54_losses.centers.ipynb #17cd14c9
-class MeanFieldLoss(ProxyLoss):
+class MeanFieldLoss(ProxyLoss, name="mean_field"):
     """Contrastive loss of embeddings and class means, and of the means among themselves
 
     Args:
@@ -376,7 +376,7 @@ def hypergraph(
     return products(half / (edges.sum(0) + 1 - present), half)
 
 # %% ../../nbs/54_losses.centers.ipynb #c900b2ba
-class HISTLoss(ProxyLoss):
+class HISTLoss(ProxyLoss, name="hist"):
     """Softmax over squared distances to class distributions; with `lam`, a hypergraph network beside it
 
     Args:

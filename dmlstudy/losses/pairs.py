@@ -29,7 +29,7 @@ from .batch import NormalizedNPairLoss
 from .views import NTXentLoss
 
 # %% ../../nbs/56_losses.pairs.ipynb #4afac02f
-class CircleLoss(PairLoss):
+class CircleLoss(PairLoss, name="circle"):
     """Softplus of an anchor's soft extremes, each similarity weighted by its distance from the optimum; 0 without both
 
     Args:
@@ -65,7 +65,7 @@ class CircleLoss(PairLoss):
         return masked_sum(F.softplus(both, threshold=60), positives.any(1) & negatives.any(1))
 
 # %% ../../nbs/56_losses.pairs.ipynb #28a7a969
-class SincereLoss(NTXentLoss):
+class SincereLoss(NTXentLoss, name="sincere"):
     """Each positive pair against all negatives of its anchor: NT-Xent with labels
 
     Args:
@@ -81,7 +81,7 @@ class SincereLoss(NTXentLoss):
         super().__init__(temperature, loss_scale=1.0, variant=variant)
 
 # %% ../../nbs/56_losses.pairs.ipynb #1b394b3a
-class DecoupledLoss(PairLoss):
+class DecoupledLoss(PairLoss, name="decoupled"):
     """Each positive against the soft maximum of its anchor's negatives, without the positive; may be below 0
 
     Args:
@@ -104,7 +104,7 @@ class DecoupledLoss(PairLoss):
         return masked_sum(terms, positives * negatives.any(1, keepdim=True))
 
 # %% ../../nbs/56_losses.pairs.ipynb #3f5b3fbf
-class HardNegativesLoss(PairLoss):
+class HardNegativesLoss(PairLoss, name="hard_negatives"):
     """NT-Xent with negatives weighted by their hardness; 0 without a positive or without a negative
 
     Args:
@@ -145,7 +145,7 @@ class HardNegativesLoss(PairLoss):
         return torch.where(log_share < 0, torch.maximum(against + rest, least), least)
 
 # %% ../../nbs/56_losses.pairs.ipynb #060f1e29
-class SigmoidPairsLoss(PairLoss):
+class SigmoidPairsLoss(PairLoss, name="sigmoid_pairs"):
     """Logistic loss of each pair, with a learned scale and bias; summed over an anchor's pairs, mean over anchors
 
     Args:
@@ -179,7 +179,7 @@ class SigmoidPairsLoss(PairLoss):
         return torch.where((positives > 0) | negatives, terms, 0.0).sum(), torch.ones_like(s[:, 0]).sum()
 
 # %% ../../nbs/56_losses.pairs.ipynb #0a331a4f
-class InBatchLoss(NormalizedNPairLoss):
+class InBatchLoss(NormalizedNPairLoss, name="in_batch"):
     """Cross-entropy of each class's first image against all classes' second ones; 0 if no class has two
 
     Args:
@@ -195,7 +195,7 @@ class InBatchLoss(NormalizedNPairLoss):
         super().__init__(scale, variant)
 
 # %% ../../nbs/56_losses.pairs.ipynb #38edae4d
-class EPSHNLoss(PairLoss):
+class EPSHNLoss(PairLoss, name="epshn"):
     """The easiest positive of each anchor against its hardest negative that is farther; 0 if there are none
 
     Args:
@@ -219,7 +219,7 @@ class EPSHNLoss(PairLoss):
         return masked_sum(F.softplus((s_n - s_p) / self.temperature, threshold=60), s_n > -1.5)
 
 # %% ../../nbs/56_losses.pairs.ipynb #509c6c62
-class HyperbolicLoss(Loss):
+class HyperbolicLoss(Loss, name="hyperbolic"):
     """Softmax of distances in a Poincaré ball, each positive pair against the negatives; 0 without either
 
     Args:

@@ -132,7 +132,7 @@ def soft_cross_entropy(
     return masked_mean(terms, weight[:, 0] > 0)
 
 # %% ../../nbs/53_losses.proxies.ipynb #5984c48f
-class NormalizedSoftmaxLoss(ProxyLoss):
+class NormalizedSoftmaxLoss(ProxyLoss, name="softmax"):
     """Cross-entropy over cosines to the proxies, divided by a temperature
 
     Args:
@@ -163,7 +163,7 @@ class NormalizedSoftmaxLoss(ProxyLoss):
         return soft_cross_entropy(self.logits(f, labels, 1 / self.temperature)[0], labels)
 
 # %% ../../nbs/53_losses.proxies.ipynb #e6bde06a
-class ArcFaceLoss(ProxyLoss):
+class ArcFaceLoss(ProxyLoss, name="arcface"):
     """Cross-entropy over cosines, the true class's angle enlarged by a margin
 
     Args:
@@ -209,7 +209,7 @@ class ArcFaceLoss(ProxyLoss):
         return _cross_entropy(logits, y, self.scale * self.target(logits.gather(1, y) / self.scale))
 
 # %% ../../nbs/53_losses.proxies.ipynb #3cdda5fa
-class CosFaceLoss(ProxyLoss):
+class CosFaceLoss(ProxyLoss, name="cosface"):
     """Cross-entropy over cosines, the true class's lowered by a margin
 
     Args:
@@ -246,7 +246,7 @@ class CosFaceLoss(ProxyLoss):
         return _cross_entropy(logits, y, self.scale * self.target(logits.gather(1, y) / self.scale))
 
 # %% ../../nbs/53_losses.proxies.ipynb #51ff27fb
-class SphereFaceLoss(ProxyLoss):
+class SphereFaceLoss(ProxyLoss, name="sphereface"):
     """Cross-entropy over scaled cosines, the true class's angle multiplied by an integer
 
     Args:
@@ -292,7 +292,7 @@ class SphereFaceLoss(ProxyLoss):
         return _cross_entropy(logits, y, scale * self.target(logits.gather(1, y) / scale))
 
 # %% ../../nbs/53_losses.proxies.ipynb #04d79ab1
-class ProxyNCALoss(ProxyLoss):
+class ProxyNCALoss(ProxyLoss, name="proxynca"):
     """Neighbourhood components analysis with one proxy a class, the true class left out of the denominator
 
     Args:
@@ -366,7 +366,7 @@ def class_spread(
     return safe_sqrt(2.00001 - 2 * gram).triu(1).sum() / (c * max(1, k * (k - 1)))
 
 # %% ../../nbs/53_losses.proxies.ipynb #8bebf166
-class SoftTripleLoss(ProxyLoss):
+class SoftTripleLoss(ProxyLoss, name="softtriple"):
     """Cross-entropy over similarities to classes with several proxies each
 
     Args:

@@ -75,7 +75,7 @@ def _with_query(positives: Tensor, negatives: Tensor) -> Tensor:
     return positives.masked_fill(~((positives > 0) | negatives), 1)
 
 # %% ../../nbs/52_losses.ranking.ipynb #04352ff3
-class SmoothAPLoss(_RankingLoss):
+class SmoothAPLoss(_RankingLoss, name="smooth_ap"):
     """1 - average precision, ranks counted by sigmoids
 
     Args:
@@ -102,7 +102,7 @@ class SmoothAPLoss(_RankingLoss):
         return 1 - _row_mean((among + 0.5) / (all_of_them + 0.5), weights)
 
 # %% ../../nbs/52_losses.ranking.ipynb #d82ac66e
-class RecallAtKLoss(_RankingLoss):
+class RecallAtKLoss(_RankingLoss, name="recall_at_k"):
     """1 - recall at k, ranks and their limit k counted by sigmoids; see `floor` for what a perfect ranking has
 
     Args:
@@ -150,7 +150,7 @@ class RecallAtKLoss(_RankingLoss):
         return masked_mean(self.missed(ranks.expand_as(weights), weights), weights[:, 0] > 0)
 
 # %% ../../nbs/52_losses.ranking.ipynb #aaf933d5
-class PNPLoss(_RankingLoss):
+class PNPLoss(_RankingLoss, name="pnp"):
     """Mean penalty on the negatives that come before a positive
 
     Args:
@@ -189,7 +189,7 @@ class PNPLoss(_RankingLoss):
         return _row_mean(self.penalty(_before(s.masked_fill(~negatives, _NEVER), at)), weights)
 
 # %% ../../nbs/52_losses.ranking.ipynb #5ab0b95c
-class SupAPLoss(_RankingLoss):
+class SupAPLoss(_RankingLoss, name="supap"):
     """1 - a lower bound of average precision whose slope does not end where a negative is far ahead
 
     Args:
@@ -243,7 +243,7 @@ def _margin_means(pull: Tensor, push: Tensor, pulls: Tensor, pushes: Tensor) -> 
     return pull / pulls.masked_fill(pulls == 0, 1.0) + push / pushes.masked_fill(pushes == 0, 1.0)
 
 # %% ../../nbs/52_losses.ranking.ipynb #0172b21d
-class ROADMAPLoss(SupAPLoss):
+class ROADMAPLoss(SupAPLoss, name="roadmap"):
     """SupAP, and margins for the similarities themselves
 
     Args:
@@ -277,7 +277,7 @@ class ROADMAPLoss(SupAPLoss):
         return 2 * both if self.variant == "published" else both
 
 # %% ../../nbs/52_losses.ranking.ipynb #9c6f28e5
-class FastAPLoss(_RankingLoss):
+class FastAPLoss(_RankingLoss, name="fast_ap"):
     """1 - average precision of histograms of the squared distance
 
     Args:
@@ -335,7 +335,7 @@ def contextual_similarity(
     return 0.5 * (smooth + smooth.T)
 
 # %% ../../nbs/52_losses.ranking.ipynb #b1e73125
-class ContextualLoss(Loss):
+class ContextualLoss(Loss, name="contextual"):
     """Positives should have the same neighbours, negatives none in common; with margins, and a mean similarity
 
     Args:

@@ -49,7 +49,7 @@ def _distances(z: Tensor, rows: slice | None = None) -> Tensor:  # (B, B), or so
     return batch_distances(z) if rows is None else block_distances(z, rows)
 
 # %% ../../nbs/50_losses.tuples.ipynb #c3c49dc8
-class ContrastiveLoss(PairLoss):
+class ContrastiveLoss(PairLoss, name="contrastive"):
     """Mean distance of positives above one margin plus mean distance of negatives below another, over triplets
 
     Args:
@@ -91,7 +91,7 @@ class ContrastiveLoss(PairLoss):
         return (terms * counted).sum(), (n_positives * n_negatives).sum()
 
 # %% ../../nbs/50_losses.tuples.ipynb #e85d1b09
-class TripletLoss(Loss):
+class TripletLoss(Loss, name="triplet"):
     """Mean hinge of (squared) distance to the positive minus that to the negative plus a margin, over all given triplets
 
     Args:
@@ -149,7 +149,7 @@ def _margin_of_all(loss: Loss, z: Tensor, beta: Tensor, labels: Tensor) -> Tenso
     return (terms * weights).sum() / or_one(n_active)
 
 # %% ../../nbs/50_losses.tuples.ipynb #0b317d96
-class MarginLoss(Loss):
+class MarginLoss(Loss, name="margin"):
     """Hinges around a learnable boundary beta, divided by what is active
 
     Args:
@@ -256,7 +256,7 @@ def draw_outside(
     return order[place.clamp(0, len(labels) - 1)], free > 0
 
 # %% ../../nbs/50_losses.tuples.ipynb #3fc6a31b
-class QuadrupletLoss(DrawingLoss):
+class QuadrupletLoss(DrawingLoss, name="quadruplet"):
     """Triplet hinge plus a hinge of the positive's distance against that of two negatives; without candidates 0
 
     Args:
@@ -301,7 +301,7 @@ class QuadrupletLoss(DrawingLoss):
         return (a, p, n), _positives(labels)[0].flatten() & found
 
 # %% ../../nbs/50_losses.tuples.ipynb #781a1d68
-class SNRLoss(Loss):
+class SNRLoss(Loss, name="snr"):
     """Mean of the active hinges of a noise-to-signal ratio; the zero-mean term counts whether or not a triplet is active
 
     Args:

@@ -42,7 +42,7 @@ class _ContrastLoss(PairLoss):
         return self.loss_scale * super().pairs(s, positives, negatives)
 
 # %% ../../nbs/55_losses.views.ipynb #83a80939
-class NTXentLoss(_ContrastLoss):
+class NTXentLoss(_ContrastLoss, name="ntxent"):
     """Each positive pair against all negatives of its anchor; 0 without a positive or without a negative pair
 
     Args:
@@ -65,7 +65,7 @@ class NTXentLoss(_ContrastLoss):
         return torch.where(positives > 0, hinges * positives, 0.0).sum(), positives.sum()
 
 # %% ../../nbs/55_losses.views.ipynb #90a13cc9
-class SupConLoss(_ContrastLoss):
+class SupConLoss(_ContrastLoss, name="supcon"):
     """Mean log-probability of an anchor's positives among all others; 0 if no anchor has a positive
 
     Args:
