@@ -36,7 +36,7 @@ def in_blocks(monkeypatch, rows, loss, f, labels=None, **pairing):
 
 def test_which_losses_have_blocks():
     assert {*NAMED} <= {*PAIRS, *RANKS}
-    assert len(PAIRS) == 10
+    assert len(PAIRS) >= 10
 
 
 @pytest.mark.parametrize("rows", [1, 3])
