@@ -54,3 +54,5 @@ REFUSED = {
     "boolean labels": (draw(8), PAIRS > 1, "use labels.long()"),
     "labels elsewhere": (draw(8), PAIRS.to("meta"), "labels are on meta"),
 }
+
+FIXED_WEIGHTS = ("circle",)  # losses with weights through which no gradient flows: the slope is not that of the value
