@@ -299,6 +299,53 @@ def test_easy_positives_are_those_of_their_miner(labels):
     torch.testing.assert_close(make_loss("epshn")(f, labels), theirs)
 
 
+# ---- ranked list: from the formula, and against pytorch-metric-learning with the weights' gradient taken out ----
+
+
+def ranked_list(f, labels, alpha=1.2, margin=0.4, scale=10.0, lam=0.5):
+    s, terms = cosines(f), []
+    for i, ps, ns in parts(labels):
+        d = [math.sqrt(max(0.0, 2 - 2 * x)) for x in s[i]]
+        far = [d[p] - (alpha - margin) for p in ps if d[p] > alpha - margin]
+        near = [alpha - d[n] for n in ns if d[n] < alpha]
+        weights = [math.exp(scale * x) for x in near]
+        push = sum(w * x for w, x in zip(weights, near, strict=True)) / sum(weights) if near else 0.0
+        terms.append((1 - lam) * mean(far) + lam * push)
+    return mean(terms)
+
+
+@every_labels
+@pytest.mark.parametrize("more", [{}, {"alpha": 0.9, "margin": 0.9, "scale": 0.0, "lam": 0.25}, {"scale": 500.0}])
+def test_ranked_list_by_loops(labels, more):
+    f, loss = embeddings(), make_loss("ranked_list", **more)
+    assert loss(f, labels).item() == pytest.approx(ranked_list(f, labels, **more), abs=1e-12)
+    assert gradient(loss(f, labels), f).isfinite().all()
+    if not more.get("scale", 1):  # equal weights have no gradient
+        assert gradcheck(lambda x: loss(x, labels), f)
+
+
+@every_labels
+def test_ranked_list_of_pytorch_metric_learning_has_more_in_its_divisors(labels):
+    f = embeddings(seed=3)
+    ours, theirs = make_loss("ranked_list", scale=4.0)(f, labels), pml.RankedListLoss(0.4, 4, alpha=1.2)(f, labels)
+    assert 0 <= (ours - theirs).item() <= 10 * 1e-5 * ours.item() * 1.01
+
+
+@every_labels
+def test_slope_of_ranked_list_takes_its_weights_as_constants(labels):
+    """The slope of one negative's distance is its weight, as the paper's gradient has it."""
+    f = embeddings(seed=4)
+    same = labels[:, None] == labels
+    d = torch.cdist(f, f).detach().clamp(max=1.9).requires_grad_()
+    total, n = make_loss("ranked_list", alpha=1.5).terms(d, same & ~torch.eye(10, dtype=torch.bool), ~same)
+    slope = gradient(total, d)
+    near = (~same) & (d < 1.5)
+    weights = (10 * (1.5 - d)).exp() * near
+    weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-300)
+    torch.testing.assert_close(slope[~same], -0.5 * weights[~same])
+    assert n == 10
+
+
 # ---- invariances and edges; FINITE and other edges of every loss are in test_losses_proxies ----
 
 
