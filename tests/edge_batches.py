@@ -55,4 +55,4 @@ REFUSED = {
     "labels elsewhere": (draw(8), PAIRS.to("meta"), "labels are on meta"),
 }
 
-FIXED_WEIGHTS = ("circle", "ranked_list")  # losses with weights through which no gradient flows: the slope is not that of the value
+FIXED_WEIGHTS = ("circle", "ranked_list")  # losses whose slope is not that of their value

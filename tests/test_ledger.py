@@ -1,4 +1,4 @@
-"""The second and third ledger: written before their replicates, and recomputed from the records alone."""
+"""The second to fourth ledger: written before their replicates, and recomputed from the records alone."""
 
 import json
 import statistics
@@ -16,7 +16,7 @@ from dmlstudy.study import chosen_by_search
 
 ROOT = Path(__file__).resolve().parents[1]
 LEDGER = read_ledger()
-TABLES = {2: "ledger", 3: "tuned"}  # version -> its table in outputs/tables
+TABLES = {2: "ledger", 3: "tuned", 4: "reality"}  # version -> its table in outputs/tables
 
 
 def records_of(version: int) -> list[dict]:
@@ -31,7 +31,9 @@ def git(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("version, file", [(2, "ledger_2.toml"), (3, "ledger_3.toml"), (3, "tuned_omniglot.json")])
+@pytest.mark.parametrize(
+    "version, file", [(2, "ledger_2.toml"), (3, "ledger_3.toml"), (3, "tuned_omniglot.json"), (4, "ledger_4.toml")]
+)
 def test_the_ledger_was_there_before_its_records(version, file):
     """Each record is of clean, committed code that held the file as it is now, and of a replicate that was new."""
     file, records = f"dmlstudy/assets/{file}", RECORDS[version]
@@ -54,6 +56,22 @@ def test_the_search_of_the_third_ledger_saw_other_draws_and_no_test_class():
     assert {*methods} == {r["run"]["method"] for r in RECORDS[3]} and {*methods.values()} == {40}
     chosen = json.loads((ROOT / "dmlstudy/assets/tuned_omniglot.json").read_text())
     assert chosen == chosen_by_search("omniglot_tuned", trials)
+
+
+def test_the_search_of_the_fourth_ledger_was_there_before_its_records():
+    """Choices of an objective are in the commit that its records were made by, and follow from its trials."""
+    trials = [json.loads(line) for line in (ROOT / "outputs/records/omniglot_objectives_search.jsonl").open()]
+    assert {r["run"]["replicate"] for r in trials} == {101} and all([*r["curves"]] == ["validation"] for r in trials)
+    file = "dmlstudy/assets/tuned_objectives.json"
+    chosen = json.loads((ROOT / file).read_text())
+    assert chosen == chosen_by_search("omniglot_objectives", trials)
+    assert {r["run"]["replicate"] for r in RECORDS[4]} <= {*range(20, 40)}
+    for commit in {r["made"]["git"] for r in RECORDS[4]}:
+        if git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
+            pytest.skip("the history is not here")
+        then = json.loads(git("show", f"{commit}:{file}").stdout)["omniglot_few"]
+        trained = {r["run"]["method"] for r in RECORDS[4] if r["made"]["git"] == commit} - {"ImageNet"}
+        assert trained and all(then[method] == chosen["omniglot_few"][method] for method in trained)
 
 
 def recalls(method: str, replicate: int, head: float = 1.0) -> list[float]:  # at each evaluation
@@ -99,17 +117,18 @@ def check_cell(version, cell, value):
     table = pd.read_csv(ROOT / f"outputs/tables/{TABLES[version]}.csv").set_index(["id", "of"])
     row = table.loc[cell]
     look = int(row["look"])
-    level = {5: 0.0133, 10: 0.0377}[look]
-    values = [100 * value(r) for r in range(10, 10 + look)]
+    level = {10: {5: 0.0133, 10: 0.0377}, 20: {5: 0.0047, 10: 0.0133, 20: 0.0377}}[read_ledger(version)["cap"]][look]
+    first = 20 if version == 4 else 10
+    values = [100 * value(r) for r in range(first, first + look)]
     mean, half = statistics.mean(values), stats.t.isf(level / 2, look - 1) * statistics.stdev(values) / look**0.5
     assert row[["effect", "low", "high"]].tolist() == pytest.approx([mean, mean - half, mean + half], abs=2e-3)
 
 
-def stopped(method: str, replicate: int) -> float:
+def stopped(method: str, replicate: int, metric: str = "recall@1", version: int = 3) -> float:
     """The mean of three evaluations around the best one on held-out characters, step 0 apart."""
     wanted = method, replicate
-    (curves,) = (r["curves"] for r in RECORDS[3] if (r["run"]["method"], r["run"]["replicate"]) == wanted)
-    held, test = curves["validation"]["recall@1"][1:], curves["test"]["recall@1"][1:]
+    (curves,) = (r["curves"] for r in RECORDS[version] if (r["run"]["method"], r["run"]["replicate"]) == wanted)
+    held, test = curves["validation"]["recall@1"][1:], curves["test"][metric][1:]
     first = min(max(held.index(max(held)) - 1, 0), len(held) - 3)
     return statistics.mean(test[first : first + 3])
 
@@ -126,6 +145,21 @@ def stopped(method: str, replicate: int) -> float:
 )
 def test_cells_of_tuned_rows_from_the_records_alone(cell, value):
     check_cell(3, cell, value)
+
+
+@pytest.mark.parametrize(
+    "cell, against, metric",
+    [
+        (("X1", "ProxyAnchor"), "Contrastive (D)", "recall@1"),
+        (("X2", "SmoothAP"), "Softmax", "recall@1"),
+        (("X5", "Circle"), "Contrastive (D)", "map@r"),
+        (("X7", "Hyperbolic (sphere)"), "Hyperbolic", "recall@1"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+)
+def test_cells_of_objectives_from_the_records_alone(cell, against, metric):
+    one, other = (against, cell[1]) if cell[0] == "X7" else (cell[1], against)  # X7 names the control
+    check_cell(4, cell, lambda r: stopped(one, r, metric, 4) - stopped(other, r, metric, 4))
 
 
 def test_planted_effects_get_their_verdicts():
