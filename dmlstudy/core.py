@@ -213,7 +213,8 @@ def lookup(
     least = max(0.5, max(score.values(), default=0) - 0.15)
     near = [n for n in sorted(names, key=score.get, reverse=True) if score[n] >= least][:3]
     hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise ValueError(f"There is no {kind} {name!r}. {hint}There are: {', '.join(map(repr, names))}.")
+    there = f"There are {len(names)}." if near and len(names) > 20 else f"There are: {', '.join(map(repr, names))}."
+    raise ValueError(f"There is no {kind} {name!r}. {hint}{there}")
 
 # %% ../nbs/01_core.ipynb #32aae05f
 def hyperparameters_of(made: type) -> dict:  # name -> default

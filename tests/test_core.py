@@ -91,6 +91,14 @@ def test_lookup_knows_names_that_begin_or_end_so(given, known, near):
     assert f"Did you mean {near}" in str(error.value)
 
 
+def test_lookup_among_many_names_says_the_nearest():
+    known = {f"loss_{i}": i for i in range(60)} | {"triplet": 0}
+    with pytest.raises(ValueError, match=r"Did you mean 'triplet'\? There are 61\.$"):
+        lookup("loss", "tripplet", known)
+    with pytest.raises(ValueError, match="There are: 'loss_0', 'loss_1', "):  # where none is near, all
+        lookup("loss", "qqqq", known)
+
+
 @pytest.mark.parametrize("given", [None, 3, "", "x" * 100_000])
 def test_lookup_of_what_is_no_name(given):
     with pytest.raises(ValueError, match="There are: 'ImageNet', 'Softmax'"):
