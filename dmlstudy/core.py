@@ -200,6 +200,9 @@ def _likeness(wanted: str, name: str) -> float:  # 0 to 1
     return max([like(name), *parts])
 
 # %% ../nbs/01_core.ipynb #31a44621
+_ELSEWHERE = {"learning_rate": "lr", "epochs": "steps", "iterations": "steps", "backbone": "model"}  # names people type
+
+
 def lookup(
     kind: str,  # what the name chooses, in the singular: "loss", "data set"
     name: str,  # what the user gave
@@ -209,6 +212,7 @@ def lookup(
     if name in known:
         return known[name] if isinstance(known, Mapping) else name
     names, wanted = [str(k) for k in known], str(name).lower()[:100]
+    wanted = _ELSEWHERE.get(wanted, wanted)
     score = {n: _likeness(wanted, n.lower()) for n in names}
     least = max(0.5, max(score.values(), default=0) - 0.15)
     near = [n for n in sorted(names, key=score.get, reverse=True) if score[n] >= least][:3]

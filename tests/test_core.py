@@ -95,6 +95,8 @@ def test_lookup_among_many_names_says_the_nearest():
     known = {f"loss_{i}": i for i in range(60)} | {"triplet": 0}
     with pytest.raises(ValueError, match=r"Did you mean 'triplet'\? There are 61\.$"):
         lookup("loss", "tripplet", known)
+    with pytest.raises(ValueError, match=r"Did you mean 'lr'"):
+        make_run(dataset="omniglot_few", method="Softmax", seed=0, learning_rate=0.1)
     with pytest.raises(ValueError, match="There are: 'loss_0', 'loss_1', "):  # where none is near, all
         lookup("loss", "qqqq", known)
 

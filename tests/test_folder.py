@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from dmlstudy import cli
-from dmlstudy.data.folder import load_folder, resolve_folder
+from dmlstudy.data.folder import folder_rows, load_folder, resolve_folder
 
 
 @pytest.fixture
@@ -72,6 +72,24 @@ def test_what_cannot_be_used_gets_one_sentence(photos, capsys, name, said):
     assert cli.main(["run", "--datasets", f"folder:{photos / name}", "--dry-run"]) == 2
     complaint = capsys.readouterr().err
     assert said in complaint and complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "columns", ["image,label,split", "path,class,split", "Filename,Category,Subset", "image,path,label,class,set"]
+)
+def test_columns_may_have_other_usual_names(tmp_path, columns):
+    names = columns.lower().split(",")
+    one = {"image": "a.jpg", "path": "a.jpg", "filename": "a.jpg", "label": "x", "class": "x", "category": "x"}
+    one |= dict.fromkeys(("split", "subset", "set"), "Val")
+    wrong = {"path": "b.jpg", "class": "y"} if "image" in names else {}
+    (tmp_path / "list.csv").write_text(f"{columns}\n{','.join((one | wrong)[n] for n in names)}\n")
+    assert folder_rows(tmp_path / "list.csv") == [("x", "a.jpg", "train")]
+
+
+def test_a_list_without_labels_says_what_they_may_be_called(tmp_path):
+    (tmp_path / "list.csv").write_text("path,size\na.jpg,3\n")
+    with pytest.raises(ValueError, match=r"no column label \(label, or class or category"):
+        folder_rows(tmp_path / "list.csv")
 
 
 def test_a_list_in_the_folder_says_which_images_there_are(photos):

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +27,37 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _DIGEST = re.compile(r"#([0-9a-f]{8})$")
 
 
+_COLUMNS = {  # name -> what else it is called
+    "image": ("path", "file", "filename", "image_path"),
+    "label": ("class", "category", "target", "class_name"),
+    "split": ("subset", "set"),
+}
+_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPLITS |= dict.fromkeys(("val", "valid", "validation", "dev"), "train")  # classes are held out of these anyway
+
+
+def _columns(given: Sequence[str]) -> list[str]:
+    "The names of a table's columns as they are called here; the first of several that mean the same"
+    names = [name.strip().lower() for name in given]
+    for name, also in _COLUMNS.items():
+        at = next((names.index(n) for n in (name, *also) if n in names), None)
+        if at is not None:
+            names[at] = name
+    return names
+
+
 def _listed(place: Path, inside: bool) -> list[tuple[str, str, str]]:
     "The rows of a CSV file: label, path, split (or nothing)"
     try:
         with open(place, newline="", encoding="utf-8-sig") as file:
-            columns, rows = (table := csv.DictReader(file)).fieldnames or (), [*table]
+            table = csv.DictReader(file)
+            table.fieldnames = columns = _columns(table.fieldnames or ())
+            rows = [*table]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{place} is not a CSV in UTF-8, save it as one ({error})") from None
     if missing := {"image", "label"} - {*columns}:
-        raise ValueError(f"{place} has no column {' and no column '.join(sorted(missing))}: it needs image and label")
+        known = "; ".join(f"{name}, or {' or '.join(also)}" for name, also in _COLUMNS.items() if name in missing)
+        raise ValueError(f"{place} has no column {' and no column '.join(sorted(missing))} ({known})")
     lines, parted = {}, any(row.get("split") for row in rows)
     for n, row in enumerate(rows, 2):
         if not (row["image"] or "").strip() or not (row["label"] or "").strip():
@@ -43,7 +66,8 @@ def _listed(place: Path, inside: bool) -> list[tuple[str, str, str]]:
             raise ValueError(f"{place}, line {n}: the name of the image holds a zero byte")
         if inside and leaves(row["image"].strip()):
             raise ValueError(f"{place}, line {n}: {row['image']} lies outside of the folder that the list belongs to")
-        if row.get("split") not in (None, "", "train", "test"):
+        row["split"] = _SPLITS.get((row.get("split") or "").strip().lower(), row.get("split"))
+        if row["split"] not in (None, "", "train", "test"):
             raise ValueError(f"{place}, line {n}: the split is train or test; got {row['split']!r}")
         if parted and not row["split"]:
             raise ValueError(f"{place}, line {n}: it has no split, and others have one")
