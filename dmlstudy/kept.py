@@ -9,6 +9,7 @@ __all__ = ['made', 'keep_model', 'Kept', 'load', 'find', 'draw_found']
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import util
@@ -141,7 +142,10 @@ def keep_model(
     run, weights, normalize, values, data, files, f = first
     write_atomically(folder / "model.safetensors", content := save(weights))
     card = _card(run, row, values, normalize, hashlib.sha256(content).hexdigest()) | {"images": str(files.folder)}
-    card |= {"verification": fold_threshold(parts, _ratio(dataset)) if normalize else None, "asked": asked}
+    found = fold_threshold(parts, _ratio(dataset)) if normalize else None
+    card |= {"verification": found, "asked": asked, "index": {"distance": "squared Euclidean"}}
+    if found:  # as faiss gives distances
+        card["index"]["threshold"] = found["threshold"] ** 2
     names = [split.class_names[c] for split in (data.train, data.test) for c in split.labels.tolist()]
     _write_gallery(folder, f, names, files, normalize)
     write_atomically(folder / "card.json", json.dumps(card, indent=1) + "\n")
@@ -154,6 +158,7 @@ def _ratio(dataset: str) -> float:  # of test to training classes
 
 def _write_gallery(folder: Path, f: np.ndarray, names: Sequence[str], files: Files, normalize: bool) -> None:
     "The embeddings of all images, their paths and classes, and an index where faiss is installed"
+    f = _points(f, normalize)
     write_atomically(folder / "embeddings.npy", _bytes(f))
     lines = (f"{path}\t{name}\n" for path, name in zip(files.paths, names, strict=True))
     write_atomically(folder / "names.txt", "".join(lines))
@@ -161,7 +166,7 @@ def _write_gallery(folder: Path, f: np.ndarray, names: Sequence[str], files: Fil
         import faiss
 
         index = faiss.IndexFlatL2(f.shape[1])
-        index.add(_points(f, normalize))
+        index.add(f)
         write_atomically(folder / "index.faiss", lambda path: faiss.write_index(index, str(path)))
 
 # %% ../nbs/98_kept.ipynb #689ff7c1
@@ -174,17 +179,26 @@ class Kept:
     network: nn.Module  # images (B, 3, h, w) -> raw embeddings (B, D)
     transform: Callable  # picture -> (3, h, w)
 
-    def __call__(
+    def embed(
         self,
-        images: Sequence,  # pictures of Pillow, or paths
-    ) -> np.ndarray:  # raw embeddings, (N, D)
-        "Embed images"
-        images = [open_image(image) if isinstance(image, str | Path) else image.convert("RGB") for image in images]
-        return embed(self.network, images, transform=self.transform).numpy()
+        images: Sequence | torch.Tensor,  # paths, pictures of Pillow, or (N, 3, h, w) as `transform` gives them
+    ) -> np.ndarray:  # (N, D), as distances are taken: of length 1 if the loss is on the sphere; NaN: not readable
+        "Embed images; those that cannot be read are named in a warning"
+        if isinstance(images, torch.Tensor):
+            return _points(embed(self.network, images).numpy(), self.card["normalize"])
+        read, f = {}, np.full((len(images), self.card["dim"]), np.nan, np.float32)
+        for i, image in enumerate(images):
+            try:
+                read[i] = open_image(image) if isinstance(image, str | Path) else image.convert("RGB")
+            except ValueError as error:
+                warnings.warn(str(error), stacklevel=2)
+        if read:
+            f[[*read]] = embed(self.network, [*read.values()], transform=self.transform).numpy()
+        return _points(f, self.card["normalize"])
 
     def nearest(
         self,
-        f: np.ndarray,  # raw embeddings, (N, D)
+        f: np.ndarray,  # (N, D), as from `embed`
         k: int = 8,
     ) -> tuple[np.ndarray, np.ndarray]:  # distances (N, k), rising; lines of names.txt (N, k)
         "The nearest of the images that were embedded with it"
@@ -252,8 +266,13 @@ def find(
     images: Sequence[str | Path],
     k: int = 8,
 ) -> pd.DataFrame:  # query, rank, distance, class, image, row (line of names.txt); k rows a query
-    "The nearest images to some pictures"
-    distances, rows = kept.nearest(kept(images), k)
+    "The nearest images to some pictures; one that cannot be read is left out"
+    f = kept.embed(images)
+    there = np.isfinite(f).all(1)
+    if not there.any():
+        raise ValueError(f"none of {len(there)} images can be read")
+    images = [image for image, readable in zip(images, there, strict=True) if readable]
+    distances, rows = kept.nearest(f[there], k)
     names = kept.names()
     ranked = [
         {"query": str(image), "rank": rank, "distance": float(d), "class": names[i][1], "image": names[i][0], "row": i}

@@ -3,13 +3,15 @@
 import hashlib
 import json
 
+import faiss
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 from dmlstudy import cli
-from dmlstudy.kept import load
+from dmlstudy.kept import find, load
 
 MODES = ("RGB", "L", "CMYK", "RGB")
 
@@ -61,8 +63,36 @@ def test_the_best_model_is_kept(ranked, model, capsys):
 
 def test_it_is_read_again_and_embeds(model):
     kept, picture = load(model), Image.new("RGB", (90, 60), (120, 130, 140))
-    f = kept([picture, picture.resize((30, 40))])
+    f = kept.embed([picture, picture.resize((30, 40))])
     assert f.shape == (2, kept.card["dim"]) and np.isfinite(f).all()
+    batch = torch.stack([kept.transform(p, None) for p in (picture, picture.resize((30, 40)))])
+    np.testing.assert_allclose(kept.embed(batch), f, atol=1e-5)
+
+
+def test_embeddings_index_and_threshold_speak_of_one_distance(ranked, model):
+    """Length 1 everywhere; the index's squared distances are those of `find`, and its threshold that of the card."""
+    kept, stored = load(model), np.load(model / "embeddings.npy")
+    f = kept.embed([ranked[0] / "photos" / path for path, _ in kept.names()[:6]])
+    np.testing.assert_allclose(np.linalg.norm(stored, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(f, stored[:6], atol=1e-4)
+    square, _ = faiss.read_index(str(model / "index.faiss")).search(f, 5)
+    distance, rows = kept.nearest(f, 5)
+    np.testing.assert_allclose(np.sqrt(np.maximum(square, 0)), distance, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(stored[rows] - f[:, None], axis=2), distance, atol=1e-3)
+    assert kept.card["index"]["threshold"] == pytest.approx(kept.card["verification"]["threshold"] ** 2)
+
+
+def test_a_broken_picture_does_not_stop_the_others(ranked, model, tmp_path):
+    kept, good = load(model), ranked[0] / "photos/colour 4/0.jpg"
+    (broken := tmp_path / "broken.jpg").write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match="broken.jpg cannot be read"):
+        f = kept.embed([good, broken, good])
+    assert np.isnan(f[1]).all() and (f[0] == f[2]).all()
+    with pytest.warns(UserWarning, match="broken.jpg cannot be read"):
+        found = find(kept, [broken, good], 3)
+    assert {*found["query"]} == {str(good)} and found["distance"].iloc[0] == pytest.approx(0, abs=1e-3)
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="none of 1 images can be read"):
+        find(kept, [broken], 3)
 
 
 def test_find_prints_and_draws(ranked, model, capsys, tmp_path):
@@ -94,7 +124,7 @@ def _other_dimension(model):
         (lambda m: (m / "model.safetensors").write_bytes(b"no"), "is not the file of card.json"),
         (lambda m: (m / "names.txt").write_text("a.jpg\ta\n"), "holds 80 images, and"),
         (_other_dimension, "holds 64 dimensions, and the model of"),
-        (lambda m: (m / "photo.jpg").write_bytes(b"\xff\xd8 no picture"), "photo.jpg cannot be read"),
+        (lambda m: (m / "photo.jpg").write_bytes(b"\xff\xd8 no picture"), "none of 1 images can be read"),
     ],
 )
 def test_what_cannot_be_used_gets_one_sentence(model, capsys, tmp_path, change, said):
