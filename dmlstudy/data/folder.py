@@ -45,7 +45,7 @@ def _columns(given: Sequence[str]) -> list[str]:
             names[at] = name
     return names
 
-
+# %% ../../nbs/16_data.folder.ipynb #16listed1
 def _listed(place: Path, inside: bool) -> list[tuple[str, str, str]]:
     "The rows of a CSV file: label, path, split (or nothing)"
     try:
