@@ -77,7 +77,7 @@ def _listed(place: Path, inside: bool) -> list[tuple[str, str, str]]:
         raise ValueError(f"{place} names no image")
     return [(row["label"].strip(), row["image"].strip(), row.get("split") or "") for row in rows]
 
-
+# %% ../../nbs/16_data.folder.ipynb #16listed2
 def folder_rows(
     place: Path,  # a folder of class folders, or with a labels.csv, or a CSV file
 ) -> list[tuple[str, str, str]]:  # label, path relative to the folder, split (train, test or nothing)
