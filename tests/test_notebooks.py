@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import statistics
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -100,3 +101,12 @@ def test_one_parameters_cell(path):
     tagged = [c for c in cells(path) if "parameters" in c["metadata"].get("tags", [])]
     assert len(tagged) == 1
     assert not any(re.match(r"#\|\s*export", source(c)) for c in cells(path)), "experiments export nothing"
+
+
+def test_the_small_wrong_changes_can_still_be_made():
+    """Each text that `tools/mutate.py` changes stands in its file once."""
+    rooms = tomllib.loads((ROOT / "tests/mutations.toml").read_text(encoding="utf-8"))["room"]
+    for room in rooms:
+        text = (ROOT / "dmlstudy" / room["file"]).read_text(encoding="utf-8")
+        assert all(text.count(old) == 1 and old != new for _, old, new in room["changes"]), room["file"]
+        assert all((ROOT / f"tests/test_{name}.py").is_file() for name in room["tests"].split())
