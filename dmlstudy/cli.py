@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.batch import fresh_outputs, take_fresh
     from dmlstudy.records import batch_file, recorded
     from dmlstudy.report import collect, custom_table, notebooks
-    from dmlstudy.study import all_runs
+    from dmlstudy.study import all_runs, unsearched
 
     notebooks()  # without them nothing can be run, and nothing is written
     if args.resources and not args.scheduler:
@@ -95,6 +95,10 @@ def _run(args: argparse.Namespace) -> int:  # exit status
         return _run_own(args)
     jobs, began = _asked_jobs(args), time.perf_counter()
     runs = all_runs(jobs)
+    asked = {(run.dataset, run.method): None for run in runs}
+    if early := [m for dataset, m in asked if unsearched(args.profile, dataset, [m])]:
+        todo = f'dmlstudy search --profile {args.profile} --methods "{"; ".join(early)}"'
+        raise ValueError(f"no search has chosen for {len(early)} rows: {todo}; or name other rows with --methods")
     with fresh_outputs() if args.fresh else nullcontext():
         if args.dry_run:
             return _dry_run(jobs, args.jobs)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from .core import Run, asset, lookup
 from .sequences import LOOKS, e_value, look_interval, skewness
-from .study import PROFILES, all_runs, jobs_of, setting_of
+from .study import PROFILES, all_runs, jobs_of, setting_of, unsearched
 from .tables import published, row_order, study_records
 from .verdicts import against_print, e_bh, every_interval, printed_interval, verdict
 
@@ -168,9 +168,10 @@ def still_open(
     draws, plan = PROFILES[ledger["profile"]].replicates[: ledger["cap"]], {}
     for run in all_runs(jobs_of(ledger["profile"], replicates=draws)):
         plan.setdefault((run.method, setting_of(ledger["profile"], run)), {})[run.replicate] = run
-    found = {}
+    found, early = {}, {*unsearched(ledger["profile"], ledger["dataset"], {method for method, _ in plan})}
     for q, row in zip(asked(ledger), table.itertuples(), strict=True):
         looks = [n for n in sorted(LOOKS[ledger["cap"]]) if n > row.look]
-        if row.verdict in UNDECIDED and looks and (not claims or q["id"] in claims):
+        wanted = row.verdict in UNDECIDED and looks and (not claims or q["id"] in claims)
+        if wanted and not early.intersection(_rows(q)):
             found[q["id"], q["of"]] = [plan[m, q["setting"]][r] for r in draws[: looks[0]] for m in _rows(q)]
     return found

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EXPERIMENTS', 'PROFILES', 'Profile', 'tuned', 'chosen_for', 'keep_choice', 'protocol_fields', 'run_of', 'setting_of',
            'methods_of', 'trials', 'search_runs', 'scores', 'choose', 'choose_in_boxes', 'chosen_by_search',
-           'settings_of', 'runs_of', 'Job', 'all_runs', 'jobs_of']
+           'unsearched', 'settings_of', 'runs_of', 'Job', 'all_runs', 'jobs_of']
 
 # %% ../nbs/91_study.ipynb #a9b3641c
 import functools
@@ -323,6 +323,17 @@ def chosen_by_search(
     for row in choose_in_boxes(profile, records, search["rule"]).itertuples():
         chosen.setdefault(row.dataset, {})[row.method] = row.fields
     return chosen
+
+# %% ../nbs/91_study.ipynb #91unsea1
+def unsearched(
+    profile: str,  # name in PROFILES
+    dataset: str,  # name in DATASETS
+    methods: Iterable[str],  # names in METHODS
+) -> list[str]:  # those that must not be trained yet
+    "Rows whose search in boxes has not been made: their defaults would pass for what it chose"
+    p = PROFILES[profile]
+    boxed = [m for m in methods if METHODS[m].loss and METHODS[m].source is None and "trials" in (p.search or {})]
+    return [m for m in boxed if not chosen_for(p, dataset, m)]
 
 # %% ../nbs/91_study.ipynb #d15b63c6
 def settings_of(

@@ -4,6 +4,7 @@ import json
 import statistics
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from dmlstudy.ledger import asked, effects, judge, read_ledger
+from dmlstudy.cli import main
+from dmlstudy.ledger import asked, effects, judge, judged, read_ledger, still_open
 from dmlstudy.study import chosen_by_search
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -160,6 +162,28 @@ def test_cells_of_tuned_rows_from_the_records_alone(cell, value):
 def test_cells_of_objectives_from_the_records_alone(cell, against, metric):
     one, other = (against, cell[1]) if cell[0] == "X7" else (cell[1], against)  # X7 names the control
     check_cell(4, cell, lambda r: stopped(one, r, metric, 4) - stopped(other, r, metric, 4))
+
+
+def test_what_was_not_searched_is_not_trained(monkeypatch, capsys):
+    """The defaults of a row would pass for what its search chose."""
+    from dmlstudy.study import PROFILES
+
+    monkeypatch.setitem(PROFILES, "omniglot_objectives", replace(PROFILES["omniglot_objectives"], tuned=None))
+    ledger = read_ledger(4)
+    nothing = pd.DataFrame(columns=["dataset", "method", "setting", "replicate", "metric", "selection", "value"])
+    assert still_open(ledger, judged(ledger, nothing)) == {}
+    words = [
+        "run",
+        "--profile",
+        "omniglot_objectives",
+        "--methods",
+        "Softmax; Circle",
+        "--replicates",
+        "20",
+        "--dry-run",
+    ]
+    assert main(words) == 2
+    assert "no search has chosen for 2 rows: dmlstudy search --profile omniglot_objectives" in capsys.readouterr().err
 
 
 def test_planted_effects_get_their_verdicts():
