@@ -151,6 +151,22 @@ def test_every_number_is_looked_at(make, key):
             make(**{key: wrong})
 
 
+def test_a_notebook_never_replaces_a_loss_of_the_library():
+    ours = LOSSES["triplet"]
+
+    class Again(ours, name="triplet"):
+        __module__ = "__main__"
+
+    assert LOSSES["triplet"] is ours is type(make_loss("triplet"))
+    try:
+        first, second = (
+            type("Mine", (ours,), {"__module__": "__main__"}, name="mine of these tests") for _ in range(2)
+        )
+        assert LOSSES["mine of these tests"] is second is not first  # a cell executed again
+    finally:
+        del LOSSES["mine of these tests"]
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_each_loss_has_two_axes_to_search_and_its_default_lies_inside(name):
     axes, loss = search_axes(name), make_loss(name, n_classes=10, dim=8)

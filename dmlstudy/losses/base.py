@@ -48,7 +48,9 @@ class Loss(nn.Module):
 
     def __init_subclass__(cls, name: str = "", **more):
         super().__init_subclass__(**more)
-        LOSSES.update({name: cls} if name else {})
+        known = LOSSES.get(name, cls)
+        if name and (cls.__module__ != "__main__" or known.__module__ == "__main__"):  # a notebook leaves the library's
+            LOSSES[name] = cls
 
     def __init__(
         self,
