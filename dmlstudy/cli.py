@@ -30,7 +30,6 @@ from . import __version__
 from .core import Run, cache_dir, lookup, outputs
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
     from dmlstudy.study import Job
@@ -488,32 +487,35 @@ def _drop(args: argparse.Namespace) -> int:  # exit status
     return 0
 
 # %% ../nbs/99_cli.ipynb #e7a1c006
-def _array(file: str) -> "np.ndarray":
-    "What a file of NumPy holds"
-    import numpy as np
-
-    with open(file, "rb") as head:
-        if head.read(6) != b"\x93NUMPY":
-            raise ValueError(f"{file} is not an .npy file: write one with np.save")
-    try:
-        return np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{file} is damaged, or holds other things than numbers and words: {error}") from error
-    except MemoryError as error:
-        raise ValueError(f"{file} is damaged, or too large for this memory: {error}") from error
-
-
 def _evaluate(args: argparse.Namespace) -> int:  # exit status
     "Measure embeddings in a file, each metric with its interval over classes"
-    from dmlstudy.comparison import class_intervals
+    from dmlstudy.batch import duration
+    from dmlstudy.embeddings import embedding_table, read_embeddings, read_labels, read_matrix, seconds_ahead
 
-    f, labels = _array(args.embeddings), _array(args.labels)
-    if f.ndim != 2 or labels.shape != f.shape[:1]:
-        raise ValueError(f"embeddings are (N, D) and labels (N,); got {f.shape} and {labels.shape}")
-    table = class_intervals(f, labels, names(args.metrics) or None)
+    (f, labels), gallery = read_embeddings(args.embeddings, args.label), (None, {})
+    labels = read_labels(args.labels, args.label) if args.labels else labels
+    if args.gallery:
+        gallery = read_embeddings(args.gallery, args.label)
+    if args.gallery_labels:
+        gallery = gallery[0], read_labels(args.gallery_labels, args.label)
+    relevance = read_matrix(args.relevance) if args.relevance else None
+    labels = {} if args.relevance else labels
+    if relevance is None and not labels:
+        raise ValueError(f"{args.embeddings} has no labels: name a file of them, or a column with --label")
+    if f.ndim != 2 or any(y.shape != f.shape[:1] for y in labels.values()):
+        shapes = " and ".join(str(y.shape) for y in labels.values())
+        raise ValueError(f"embeddings are (N, D) and labels (N,); got {f.shape} and {shapes}")
+    wanted, classes = names(args.metrics) or None, max((len({*y.tolist()}) for y in labels.values()), default=1)
+    rounds = len(labels) * (1 if args.no_intervals or classes < 20 else 11) or 1
+    if (ahead := seconds_ahead(f, classes, wanted, gallery[0], rounds)) > 30:
+        print(f"this takes about {duration(ahead)}" + ("; --no-intervals is faster" if rounds > 1 else ""), flush=True)
+    table = embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals)
     if args.csv:
         table.to_csv(args.csv, index=False)
-    said = "no intervals, they need 20 classes" if table["low"].isna().all() else "95 % intervals over classes"
+    why = (
+        "they need 20 classes" if labels and not args.no_intervals else "without classes" if not labels else "not asked"
+    )
+    said = f"no intervals, {why}" if table["low"].isna().all() else "95 % intervals over classes"
     print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; {said}")
     print(table.to_string(index=False, float_format=lambda v: f"{v:.4f}"))
     return 0
@@ -690,8 +692,15 @@ _DATA_OPTIONS = {
     "no_strict": _switch("--no-strict", "take other archives and numbers of images, leave unreadable images out"),
 }
 _EVALUATE_OPTIONS = {
-    "embeddings": _option("embeddings", "file of NumPy, (N, D)"),
-    "labels": _option("labels", "file of NumPy, (N,)"),
+    "embeddings": _option("embeddings", ".npy, .npz, .csv, .tsv or .parquet: (N, D), with labels or without"),
+    "labels": _option("labels", "a file of labels, where the first has none", nargs="?"),
+    "label": _many("--label", "columns with the labels, a level each (default: label, or class)", "COLUMN"),
+    "gallery": _option("--gallery", "search in these embeddings, not in the first file", metavar="FILE"),
+    "gallery_labels": _option("--gallery-labels", "and their labels, if they are elsewhere", metavar="FILE"),
+    "relevance": _option(
+        "--relevance", "in place of labels: (N, M), above 0: relevant; or (N, classes)", metavar="FILE"
+    ),
+    "no_intervals": _switch("--no-intervals", "only values: eleven times as fast"),
     "metrics": _many("--metrics", "such as recall@1 map@r nmi (default: the usual ones)"),
     "csv": _option("--csv", "write the table there, too", metavar="FILE"),
 }
@@ -720,7 +729,7 @@ COMMANDS = {  # name -> function and options
     "search": (_search, "profile methods jobs dry_run"),
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
-    "evaluate": (_evaluate, "embeddings labels metrics csv"),
+    "evaluate": (_evaluate, "embeddings labels label gallery gallery_labels relevance metrics no_intervals csv"),
     "find": (_find, "image model k picture"),
     "list": (_list, ""),
 }

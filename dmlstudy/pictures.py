@@ -66,8 +66,8 @@ def gallery(
     distances: Tensor | np.ndarray | None = None,  # (Q, k), written above the neighbours
 ) -> plt.Figure:
     "Queries and their nearest neighbours, right and wrong ones framed"
-    use_look()
     found, names, known = np.asarray(found), np.asarray(labels).astype(str), queries is None
+    use_look(names)
     rows = np.linspace(0, len(found) - 1, min(6, len(found))).astype(int) if rows is None else rows
     k, queries = found.shape[1], images if known else queries
     wide = {"width_ratios": [1, 0.15, *[1] * k]}  # a gap after the query
@@ -91,7 +91,7 @@ def map_2d(
     classes: Sequence | None = None,  # labels to colour, at most seven; None: six, evenly spaced
 ) -> plt.Figure:
     "The embedding in the plane of its first two principal components"
-    use_look()
+    use_look(np.asarray(labels).astype(str))
     labels, points = np.asarray(labels), as_points(torch.as_tensor(f)).double().numpy(force=True)
     points = points - points.mean(0)
     variance, axes = np.linalg.eigh(points.T @ points)

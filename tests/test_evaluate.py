@@ -1,4 +1,4 @@
-"""Embeddings of any origin: two files in, every metric with an interval out."""
+"""Embeddings of any origin: files in, every metric with an interval out."""
 
 import numpy as np
 import pandas as pd
@@ -40,8 +40,15 @@ def test_every_metric_has_its_value_and_interval(files, capsys):
     "change, said",
     [
         (lambda d: np.save(d / "y.npy", np.arange(119)), "got (120, 8) and (119,)"),
-        (lambda d: (d / "f.npy").write_text("0.1, 0.2"), "is not an .npy file: write one with np.save"),
-        (lambda d: np.savez(open(d / "f.npy", "wb"), f=np.zeros((120, 8))), "is not an .npy file"),
+        (
+            lambda d: (d / "f.npy").write_text("0.1, 0.2"),
+            "is not an .npy or .npz file, nor .csv, .tsv, .parquet: write one with np.save",
+        ),
+        (
+            lambda d: np.savez(open(d / "f.npy", "wb"), f=np.zeros((120, 8))),
+            "There is no array of the file 'embeddings'",
+        ),
+        (lambda d: (d / "f.npy").write_bytes(b"PK\x03\x04 and no more"), "is damaged, or holds other things"),
         (lambda d: (d / "f.npy").write_bytes((d / "f.npy").read_bytes()[:200]), "is damaged, or holds other things"),
         (lambda d: (d / "f.npy").write_bytes(HUGE), "is damaged, or too large for this memory"),
         (lambda d: (d / "f.npy").unlink(), "No such file"),
@@ -59,3 +66,65 @@ def test_few_classes_have_no_interval(files, capsys):
     np.save(files / "y.npy", np.repeat(np.arange(6), 20))
     assert cli.main(["evaluate", str(files / "f.npy"), str(files / "y.npy"), "--metrics", "recall@1", "nmi"]) == 0
     assert capsys.readouterr().out.count("NaN") == 4
+
+
+def told(words, capsys):
+    assert cli.main(["evaluate", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_format_gives_the_same_table(files, capsys):
+    f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
+    np.savez(files / "both.npz", embeddings=f, labels=y)
+    table = pd.DataFrame(f, columns=[f"e{i}" for i in range(8)])
+    table.assign(label=y, path="x.png").to_csv(files / "both.csv", index=False)
+    table.assign(species=y).to_csv(files / "named.tsv", index=False, sep="\t")
+    lists = pd.DataFrame({"class": y, "embedding": [*f], "number": range(120)})
+    lists.to_parquet(files / "both.parquet")
+    lists.assign(embedding=[str(row.tolist()) for row in f]).to_csv(files / "lists.csv", index=False)
+    metrics = ["--metrics", "recall@1", "precision@4", "nmi"]
+    first = told([files / "f.npy", files / "y.npy", *metrics], capsys)
+    for name in ("both.npz", "both.csv", "both.parquet", "lists.csv"):
+        assert told([files / name, *metrics], capsys) == first, name
+    assert told([files / "named.tsv", "--label", "species", *metrics], capsys) == first
+    assert told([files / "f.npy", files / "both.csv", *metrics], capsys) == first  # labels of another file
+    assert cli.main(["evaluate", str(files / "named.tsv")]) == 2
+    assert "has no labels: name a file of them, or a column with --label" in capsys.readouterr().err
+
+
+def test_a_gallery_its_intervals_and_what_is_relevant(files, capsys):
+    f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
+    np.savez(files / "query.npz", embeddings=f[::2], labels=y[::2])
+    np.save(files / "g.npy", f[1::2]), np.save(files / "gy.npy", y[1::2])
+    labels = np.unique(y, return_inverse=True)[1]
+    given = [files / "query.npz", "--gallery", files / "g.npy"]
+    table = files / "out.csv"
+    told([*given, "--gallery-labels", files / "gy.npy", "--csv", table], capsys)
+    found = pd.read_csv(table).set_index("metric")
+    expected = evaluate(f[::2], labels[::2], ["recall@1", "map@r"], f[1::2], labels[1::2])
+    assert found["value"][["recall@1", "map@r"]].to_dict() == pytest.approx(expected)
+    assert (found.loc["recall@1", "low"] < expected["recall@1"]) and "nmi" not in found.index
+    assert cli.main(["evaluate", *map(str, given)]) == 2
+    assert "need labels of the same names" in capsys.readouterr().err
+    np.save(files / "r.npy", labels[::2, None] == labels[1::2])
+    said = told([*given, "--relevance", files / "r.npy", "--metrics", "recall@1", "--csv", table], capsys)
+    assert pd.read_csv(table)["value"][0] == pytest.approx(expected["recall@1"]) and "without classes" in said
+    np.save(files / "several.npy", np.eye(24)[labels])  # a column a class
+    told([files / "f.npy", "--relevance", files / "several.npy", "--metrics", "map@r", "--csv", table], capsys)
+    assert pd.read_csv(table)["value"][0] == pytest.approx(evaluate(f, labels, ["map@r"])["map@r"])
+
+
+def test_a_hierarchy_has_a_table_a_level_and_no_intervals_are_faster(files, capsys):
+    y = np.load(files / "y.npy")
+    half = np.where(np.char.str_len(y) > 7, "two digits", "one")
+    np.save(files / "y.npy", np.stack([half, y], 1))
+    words = [files / "f.npy", files / "y.npy", "--no-intervals", "--csv", files / "out.csv", "--metrics", "recall@1"]
+    assert "no intervals, not asked" in told(words, capsys)
+    table = pd.read_csv(files / "out.csv").set_index("level")["value"]
+    assert [*table.index] == [1, 2] and table[1] > table[2]
+
+
+def test_a_long_evaluation_says_how_long(files, capsys, monkeypatch):
+    monkeypatch.setattr("dmlstudy.embeddings.seconds_ahead", lambda *given: 7200.0)
+    said = told([files / "f.npy", files / "y.npy", "--metrics", "recall@1"], capsys)
+    assert said.startswith("this takes about 2:00 h; --no-intervals is faster")

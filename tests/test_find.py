@@ -149,3 +149,36 @@ def test_few_classes_keep_the_network_as_it_is(ranked, capsys, tmp_path):
     assert cli.main(words) == 0
     told = capsys.readouterr().out
     assert "No row is kept but the network as it is" in told and "There is no threshold" in told
+
+
+def test_names_of_classes_in_other_scripts_are_drawn_with_a_font_that_has_them(tmp_path, recwarn):
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+    from matplotlib import font_manager
+
+    from dmlstudy.look import fonts_for
+    from dmlstudy.pictures import gallery
+
+    pen = TTGlyphPen(None)
+    pen.moveTo((100, 0)), pen.lineTo((500, 900)), pen.lineTo((900, 0)), pen.closePath()
+    font = FontBuilder(1000, isTTF=True)
+    font.setupGlyphOrder([".notdef", "cat"])
+    font.setupCharacterMap({ord("猫"): "cat"})
+    font.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "cat": pen.glyph()})
+    font.setupHorizontalMetrics({name: (1000, 0) for name in (".notdef", "cat")})
+    font.setupHorizontalHeader(ascent=900, descent=-100)
+    font.setupNameTable({"familyName": "Only cats", "styleName": "Regular"})
+    font.setupOS2(), font.setupPost()
+    font.save(tmp_path / "cats.ttf")
+    images, found = [np.zeros((8, 8, 3), np.uint8)] * 3, np.array([[1, 2], [0, 2], [0, 1]])
+    with pytest.warns(UserWarning, match="no installed font has 猫"):
+        gallery(images, found, ["猫", "dog", "dog"])
+    before = [*font_manager.fontManager.ttflist]
+    try:
+        font_manager.fontManager.addfont(tmp_path / "cats.ttf")
+        assert fonts_for(["猫", "dog"]) == ["DejaVu Sans", "Only cats"]
+        recwarn.clear()
+        gallery(images, found, ["猫", "dog", "dog"]).savefig(tmp_path / "drawn.png")
+        assert not [w for w in recwarn if "Glyph" in str(w.message) or "font" in str(w.message)]
+    finally:
+        font_manager.fontManager.ttflist[:] = before

@@ -1,11 +1,14 @@
 """Images of one's own, from an empty folder: mixed sizes and modes, one broken, one class of one."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
 from dmlstudy import cli
+from dmlstudy.data.files import open_image
 from dmlstudy.data.folder import folder_rows, load_folder, resolve_folder
 
 
@@ -98,3 +101,21 @@ def test_a_list_in_the_folder_says_which_images_there_are(photos):
     (photos / "photos/labels.csv").write_text("\n".join(["image,label", *rows]))
     data = load_folder(resolve_folder(f"folder:{photos / 'photos'}"))
     assert len(data.train) + len(data.test) == 20 and "photos#" in data.name
+
+
+def test_what_telephones_write_is_read_and_named_where_it_cannot_be(photos, monkeypatch):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.register_heif_opener()
+    with Image.open(photos / "photos/colour 2/0.jpg") as image:
+        image.convert("RGB").save(photos / "photos/colour 2/phone.HEIC", quality=95)
+        image.convert("RGB").save(photos / "photos/colour 2/web.avif", quality=95)
+    name = resolve_folder(f"folder:{photos / 'photos'}")
+    read = load_folder(name)
+    paths = {str(path) for split in (read.train, read.test) for path in split.images.paths}
+    assert {"colour 2/phone.HEIC", "colour 2/web.avif"} <= paths
+    whole = open_image(photos / "photos/colour 2/phone.HEIC")
+    jpeg = open_image(photos / "photos/colour 2/0.jpg")
+    assert whole.size == jpeg.size and np.abs(np.asarray(whole, int) - np.asarray(jpeg, int)).mean() < 8
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as where it is not installed
+    with pytest.raises(ValueError, match=r"phone.HEIC cannot be read: HEIC needs pillow-heif: pip install"):
+        open_image(photos / "photos/colour 2/phone.HEIC")

@@ -243,7 +243,9 @@ def test_two_identical_points_with_different_labels_are_each_others_neighbours()
 
 def naive_scores(f, labels):
     z = f.double() / f.double().norm(dim=1, keepdim=True)
-    totals = dict.fromkeys(("recall@1", "recall@4", "map@1000", "map@5", "map_c", "map@r", "r_precision"), 0.0)
+    totals = dict.fromkeys(
+        ("recall@1", "recall@4", "precision@4", "map@1000", "map@5", "map_c", "map@r", "r_precision"), 0.0
+    )
     for q in range(len(z)):
         order = [i for i in (z - z[q]).norm(dim=1).argsort(stable=True).tolist() if i != q]
         rel = [int(labels[i] == labels[q]) for i in order]
@@ -251,6 +253,7 @@ def naive_scores(f, labels):
         ap = lambda depth, rel=rel: sum(rel[i] * sum(rel[: i + 1]) / (i + 1) for i in range(min(depth, len(rel))))
         totals["recall@1"] += rel[0]
         totals["recall@4"] += max(rel[:4])
+        totals["precision@4"] += sum(rel[:4]) / 4
         totals["map_c"] += ap(r + 1) / (r + 1)
         if r:
             totals["map@1000"] += ap(1000) / r

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .files import Files, leaves, verify
+from .files import Files, leaves, opened, verify
 from .splits import Data, Split, keep_classes, take
 
 # %% ../../nbs/16_data.folder.ipynb #3a29b535
 FOLDER = "folder:"
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif", ".heic", ".heif")
 _DIGEST = re.compile(r"#([0-9a-f]{8})$")
 
 
@@ -170,7 +170,7 @@ def load_folder(
 
 # %% ../../nbs/16_data.folder.ipynb #a2403a15
 def _thumbnail_bits(files: Files, i: int) -> bytes:
-    with Image.open(files.folder / files.paths[i]) as image:
+    with opened(files.folder / files.paths[i]) as image:
         image.draft("L", (72, 64))
         grey = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), int)
     return np.packbits(grey[:, 1:] > grey[:, :-1]).tobytes()

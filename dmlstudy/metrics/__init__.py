@@ -35,9 +35,9 @@ def parse(
     name: str,  # such as "recall@4", "nmi", "rho@-1"
 ) -> tuple[str, int]:  # name in METRICS, and the number after @ (0: none)
     "Split a metric's name from its number"
-    found = re.fullmatch(r"(recall|map|rho)@(-?\d+)", str(name))
+    found = re.fullmatch(r"(recall|precision|map|rho)@(-?\d+)", str(name))
     if not found:
-        if name in ("recall@k", "map@k", "rho@m"):
+        if name in ("recall@k", "precision@k", "map@k", "rho@m"):
             raise ValueError(f"{name!r} needs a number, such as {name[:-1] + '4'!r}")
         lookup("metric", name, METRICS)
         return name, 0

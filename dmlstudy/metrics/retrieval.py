@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RETRIEVAL', 'check_embeddings', 'Retrieval', 'relevant_images', 'judge', 'check_pair', 'retrieve', 'recall',
-           'precision_sum', 'map_at', 'map_at_r', 'map_c', 'r_precision', 'depth']
+           'precision_sum', 'map_at', 'map_at_r', 'map_c', 'r_precision', 'precision_at', 'depth']
 
 # %% ../../nbs/71_metrics.retrieval.ipynb #f61a66ab
 from collections.abc import Callable
@@ -169,9 +169,15 @@ def r_precision(r: Retrieval) -> Tensor:  # (N,)
     rank = torch.arange(r.hits.shape[1], device=r.hits.device)
     return (r.hits & (rank < r.relevant[:, None])).sum(1).double() / r.relevant.clamp(min=1)
 
+# %% ../../nbs/71_metrics.retrieval.ipynb #7e5d122e
+def precision_at(r: Retrieval, k: int) -> Tensor:  # (N,)
+    "precision@k: share of hits among the k nearest"
+    return r.hits[:, :k].sum(1).double() / k
+
 # %% ../../nbs/71_metrics.retrieval.ipynb #3a7193b7
 RETRIEVAL: dict[str, Callable] = {
     "recall@k": recall,
+    "precision@k": precision_at,
     "map@k": map_at,
     "map_c": map_c,
     "map@r": map_at_r,
@@ -186,4 +192,4 @@ def depth(
     own: bool,  # the queries are the gallery
 ) -> int:  # neighbours
     "How many neighbours a metric looks at"
-    return {"recall@k": k, "map@k": k, "map_c": largest + int(own)}.get(metric, largest)
+    return {"recall@k": k, "precision@k": k, "map@k": k, "map_c": largest + int(own)}.get(metric, largest)
