@@ -16,7 +16,7 @@ _HOMES = {  # name -> module, and the extra that brings what the module needs
     **{"make_regularizer": ("regularizers", None)},
     **{"evaluate": ("metrics", None), "Run": ("core", None), "make_run": ("core", None), "Own": ("own", None)},
     **{"make_data": ("data", "data"), "make_model": ("models", "data"), "fit": ("train", "data")},
-    **{"compare": ("comparison", "study"), "class_intervals": ("comparison", "study"), "main": ("cli", None)},
+    **{"compare": ("comparison", "study"), "class_intervals": ("embeddings", "study"), "main": ("cli", None)},
 }
 
 

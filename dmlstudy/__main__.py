@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../nbs/99_main.ipynb #99main02
-from .cli import main
+from . import main
 
 if __name__ == "__main__" and __spec__:  # not in this notebook
     raise SystemExit(main())

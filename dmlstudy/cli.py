@@ -691,6 +691,8 @@ _DATA_OPTIONS = {
     "decoded": _switch("--decoded", "prepare: write a decoded copy (without archive: always)"),
     "no_strict": _switch("--no-strict", "take other archives and numbers of images, leave unreadable images out"),
 }
+
+# %% ../nbs/99_cli.ipynb #bb2c88eb
 _EVALUATE_OPTIONS = {
     "embeddings": _option("embeddings", ".npy, .npz, .csv, .tsv or .parquet: (N, D), with labels or without"),
     "labels": _option("labels", "a file of labels, where the first has none", nargs="?"),
@@ -704,6 +706,8 @@ _EVALUATE_OPTIONS = {
     "metrics": _many("--metrics", "such as recall@1 map@r nmi (default: the usual ones)"),
     "csv": _option("--csv", "write the table there, too", metavar="FILE"),
 }
+
+# %% ../nbs/99_cli.ipynb #00d1a7f0
 _FIND_OPTIONS = {
     "image": _option("image", "files to find the nearest images to", nargs="+", metavar="IMAGE"),
     "model": _option("--model", "folder of the model, as `run --datasets folder:DIR` names it", required=True),

@@ -19,8 +19,8 @@ from sklearn.metrics import (
     pair_confusion_matrix,
 )
 
-from dmlstudy.comparison import class_intervals
 from dmlstudy.core import generator
+from dmlstudy.embeddings import class_intervals
 from dmlstudy.metrics import DEFAULT, METRICS, evaluate
 from dmlstudy.metrics import neighbours as search
 from dmlstudy.metrics.clustering import ami, contingency, f1, kmeans, nmi, score_gap, steady_centre, update

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dmlstudy.comparison import class_intervals
 from dmlstudy.core import generator, make_run
+from dmlstudy.embeddings import class_intervals
 from dmlstudy.feeds import Feed, splits_of
 from dmlstudy.kept import _Best
 from dmlstudy.metrics.verification import verification

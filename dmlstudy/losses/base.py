@@ -33,6 +33,11 @@ from dmlstudy.distances import (
 
 LOSSES: dict[str, type["Loss"]] = {}  # name -> class; a class says its name where it is defined
 
+
+def _register(name: str, loss: type) -> None:  # a class of a notebook never replaces one of the library
+    if name and (loss.__module__ != "__main__" or LOSSES.get(name, loss).__module__ == "__main__"):
+        LOSSES[name] = loss
+
 # %% ../../nbs/49_losses.base.ipynb #14ce76bb
 class Loss(nn.Module):
     "Base of all losses: `loss(f, labels)` or `loss(f, positives=P)` is a scalar of at least 32 bits, with a graph"
@@ -48,9 +53,7 @@ class Loss(nn.Module):
 
     def __init_subclass__(cls, name: str = "", **more):
         super().__init_subclass__(**more)
-        known = LOSSES.get(name, cls)
-        if name and (cls.__module__ != "__main__" or known.__module__ == "__main__"):  # a notebook leaves the library's
-            LOSSES[name] = cls
+        _register(name, cls)
 
     def __init__(
         self,
