@@ -207,7 +207,11 @@ def page(
     counted = lambda part: f"{sizes[part]:,} images of {len(classes[part])} classes"
     how = {AS_IT_IS: "It was not trained further.", LINEAR: "A linear layer was fitted to its features."}
     trained = f"Trained {run['steps']} steps with batches of {run['batch_size']} at a learning rate of {run['lr']:g}."
-    held = f"; {counted('validation')} chose rate and step" if "validation" in classes else ""
+    held = (
+        f"; {counted('validation')} chose rate and step"
+        if "validation" in classes and card["method"] not in how
+        else ""
+    )
     lines = [
         f"# {card['method']}\n",
         f"A network that gives each image a point of {card['dim']} dimensions; images of one class are close.\n",
