@@ -21,7 +21,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
@@ -521,6 +521,17 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
     return 0
 
 # %% ../nbs/99_cli.ipynb #f1d0c003
+def _serve(kept, port: int, k: int) -> int:  # exit status
+    "A page of this machine, until Ctrl-C"
+    from dmlstudy.serve import serve
+
+    with serve(kept, port, k) as server, suppress(KeyboardInterrupt):
+        page = f"http://127.0.0.1:{server.server_address[1]}/"
+        print(f"{page} shows what is nearest to a picture; Ctrl-C ends it", flush=True)
+        server.serve_forever()
+    return 0
+
+
 def _find(args: argparse.Namespace) -> int:  # exit status
     "Print the images nearest to pictures of your own, by a model that was kept"
     from dmlstudy.folds import threshold_said
@@ -529,6 +540,10 @@ def _find(args: argparse.Namespace) -> int:  # exit status
     if args.k < 1:
         raise ValueError(f"--k is the number of images to find, 1 or more; got {args.k}")
     kept = load(args.model)
+    if args.serve:
+        return _serve(kept, args.port, args.k)
+    if not args.image:
+        raise ValueError("name images to find the nearest to, or give --serve for a page in a browser")
     found = find(kept, [*dict.fromkeys(args.image)], args.k)
     for query, rows in found.groupby("query", sort=False):
         shown = rows[["distance", "class", "image"]].to_string(index=False, float_format=lambda v: f"{v:.3f}")
@@ -709,9 +724,11 @@ _EVALUATE_OPTIONS = {
 
 # %% ../nbs/99_cli.ipynb #00d1a7f0
 _FIND_OPTIONS = {
-    "image": _option("image", "files to find the nearest images to", nargs="+", metavar="IMAGE"),
+    "image": _option("image", "files to find the nearest images to", nargs="*", metavar="IMAGE"),
     "model": _option("--model", "folder of the model, as `run --datasets folder:DIR` names it", required=True),
     "k": _option("--k", "images to find (default: 8)", type=int, default=8),
+    "serve": _switch("--serve", "open a page in the browser of this machine, where pictures are dropped"),
+    "port": _option("--port", "of that page (default: 8765; 0: any)", type=int, default=8765),
     "picture": _option("--picture", "draw them there, such as found.png", metavar="FILE"),
 }
 _DECIDE_OPTIONS = {
@@ -734,7 +751,7 @@ COMMANDS = {  # name -> function and options
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels label gallery gallery_labels relevance metrics no_intervals csv"),
-    "find": (_find, "image model k picture"),
+    "find": (_find, "image model k picture serve port"),
     "list": (_list, ""),
 }
 

@@ -1,0 +1,125 @@
+"""A page of this machine for a kept model: the command, and what a browser makes of it."""
+
+import base64
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from browser import CHROMIUM, Browser
+from PIL import Image
+from safetensors.torch import save_file
+
+from dmlstudy import cli
+from dmlstudy.core import make_run
+from dmlstudy.models import make_model
+
+COLOURS = {"<b>red</b>": (200, 30, 30), "green": (30, 180, 40), "猫": (30, 40, 200)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A kept model whose classes have colours of their own, one image gone since."""
+    import hashlib
+    import json
+    from dataclasses import asdict
+
+    folder, rng = tmp_path_factory.mktemp("kept"), np.random.default_rng(0)
+    run = make_run(dataset="glyphs_fine", model="efficientnet_lite0", embed_dim=16, weights=None)
+    network = make_model(run.model, run.embed_dim, None, head=run.head)
+    save_file({k: v.contiguous() for k, v in network.state_dict().items()}, folder / "model.safetensors")
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    said = {"threshold": 0.2, "error": 0.1, "low": 0.05, "high": 0.15, "within": 0.11}
+    card = {"sha256": digest, "dim": 16, "normalize": True, "images": str(folder), "method": "linear layer"}
+    (folder / "card.json").write_text(json.dumps(card | {"verification": said, "run": asdict(run)}))
+    lines = []
+    for name, colour in COLOURS.items():
+        for _ in range(4):
+            pixels = np.clip(np.array(colour) + rng.normal(0, 20, (64, 64, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{len(lines)}.png")
+            lines.append(f"{len(lines)}.png\t{name}\n")
+    (folder / "names.txt").write_text("".join(lines), encoding="utf-8")
+    np.save(folder / "embeddings.npy", np.eye(12, 16, dtype=np.float32))
+    from dmlstudy.kept import load
+
+    kept = load(folder)
+    np.save(folder / "embeddings.npy", kept.embed([folder / f"{i}.png" for i in range(12)]))
+    (folder / "3.png").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    """The command, and the address it prints."""
+    call = [sys.executable, "-m", "dmlstudy", "find", "--model", str(model), "--serve", "--port", "0", "--k", "6"]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        assert "shows what is nearest to a picture; Ctrl-C ends it" in line, process.stderr.read()
+        yield re.match(r"http://127\.0\.0\.1:\d+/", line)[0]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0 and "Traceback" not in process.stderr.read()
+
+
+def test_the_command_says_what_is_missing(model, capsys):
+    assert cli.main(["find", "--model", str(model)]) == 2
+    assert "name images to find the nearest to, or give --serve" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(model, server, capsys):
+    port = server.rstrip("/").rsplit(":", 1)[1]
+    assert cli.main(["find", "--model", str(model), "--serve", "--port", port]) == 2
+    assert f"port {port} cannot be used here (Address already in use)" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_a_picture_is_dropped_in_a_browser(model, server, tmp_path):
+    content = base64.b64encode((model / "5.png").read_bytes()).decode()
+    drop = f"""(async () => {{
+        const bytes = Uint8Array.from(atob("{content}"), c => c.charCodeAt(0)), all = new DataTransfer();
+        all.items.add(new File([bytes], "5.png", {{type: "image/png"}}));
+        document.dispatchEvent(new DragEvent("drop", {{dataTransfer: all, bubbles: true, cancelable: true}}));
+        const wait = ms => new Promise(done => setTimeout(done, ms));
+        for (let i = 0; i < 600 && !document.querySelector("li"); i++) await wait(50);
+        const images = [...document.querySelectorAll("li img")];
+        await Promise.all(images.map(image => image.complete || new Promise(d => image.onload = image.onerror = d)));
+        return {{said: document.getElementById("said").textContent, drawn: images.filter(i => i.naturalWidth).length,
+                 cards: [...document.querySelectorAll("li")].map(li => li.innerText),
+                 near: document.querySelectorAll("li.near").length, bold: document.querySelectorAll("li b").length,
+                 wide: document.documentElement.scrollWidth <= innerWidth}};
+    }})()"""
+    tab = Browser(tmp_path)
+    try:
+        for width in (390, 1200):
+            tab.size(width)
+            tab.open(server)
+            assert "12 images of" in tab.run("document.getElementById('about').textContent")
+            found = tab.run(drop)
+            assert found["cards"][0].startswith("green") and "distance 0.000" in found["cards"][0]
+            assert len(found["cards"]) == 6 and found["said"].startswith("6 nearest images, ")
+            assert found["near"] >= 1 and found["wide"] and not found["bold"]  # a class's name is text
+            assert found["drawn"] >= 5  # one image of the gallery may be the one that is gone
+        tab.picture(tmp_path / "page.png")
+        assert all(url.startswith((server, "blob:", "data:", "about:")) for url in tab.requests)
+        broken = drop.replace(content, base64.b64encode(b"no picture").decode())
+        said = tab.run(broken.replace('!document.querySelector("li")', '!said.textContent.includes("cannot")'))["said"]
+        assert "the image you dropped cannot be read" in said
+    finally:
+        tab.close()
+
+
+def test_the_program_needs_torch_alone(model):
+    from dmlstudy.kept import exported, load
+
+    kept = load(model)
+    content = exported(make_run(kept.card["run"]), kept.network.state_dict(), True)
+    (model / "model.pt2").write_bytes(content)
+    batch = torch.stack([kept.transform(Image.open(model / f"{i}.png"), None) for i in (0, 5, 9)])
+    np.save(model / "batch.npy", batch.numpy())
+    alone = "import sys, numpy, torch; p = torch.export.load('model.pt2').module(); x = numpy.load('batch.npy');"
+    alone += "numpy.save('out.npy', p(torch.from_numpy(x)).numpy());"
+    alone += "assert 'dmlstudy' not in sys.modules"
+    subprocess.run([sys.executable, "-I", "-c", alone], cwd=model, check=True)
+    np.testing.assert_allclose(np.load(model / "out.npy"), kept.embed(batch), atol=1e-5)
