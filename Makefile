@@ -37,9 +37,9 @@ test: setup  ## run every check of tools/check.py but the slow ones
 test-slow: setup  ## the slow checks: all outputs drawn again, kill drills, long trainings, some records made again
 	@$(BIN)/python tools/check.py outputs slow
 
-prepare: setup  ## the daily loop: format, export, test, clean, write the README
+prepare: setup  ## the daily loop: format, export, test, clean, write the README [NB=nbs/50_losses.tuples.ipynb: test that one]
 	@$(BIN)/ruff check --fix --quiet nbs tests tools setup.py && $(BIN)/ruff format --quiet nbs tests tools setup.py
-	@$(BIN)/python tools/export.py && $(BIN)/nbdev_clean && $(BIN)/nbdev_test --n_workers 2
+	@$(BIN)/python tools/export.py && $(BIN)/nbdev_clean && $(BIN)/nbdev_test --n_workers 2 $(if $(NB),--path $(NB))
 	@$(BIN)/python tools/readme.py
 	@echo "Prepared. Fill notebooks whose outputs changed with: python tools/fill.py nbs/NAME.ipynb"
 
