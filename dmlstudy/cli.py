@@ -506,8 +506,9 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
         shapes = " and ".join(str(y.shape) for y in labels.values())
         raise ValueError(f"embeddings are (N, D) and labels (N,); got {f.shape} and {shapes}")
     wanted, classes = names(args.metrics) or None, max((len({*y.tolist()}) for y in labels.values()), default=1)
-    rounds = len(labels) * (1 if args.no_intervals or classes < 20 else 11) or 1
-    if (ahead := seconds_ahead(f, classes, wanted, gallery[0], rounds)) > 30:
+    if labels and len(f) * len(f if gallery[0] is None else gallery[0]) > 4e8:
+        (level, first), rounds = next(iter(labels.items())), 1 if args.no_intervals or classes < 20 else 11
+        ahead = len(labels) * seconds_ahead(f, first, wanted, gallery[0], gallery[1].get(level), rounds)
         print(f"this takes about {duration(ahead)}" + ("; --no-intervals is faster" if rounds > 1 else ""), flush=True)
     table = embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals)
     if args.csv:

@@ -14,7 +14,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy import stats
 from tqdm.auto import tqdm
 
@@ -189,25 +188,23 @@ def class_intervals(
 # %% ../nbs/82_embeddings.ipynb #c82284cc
 def seconds_ahead(
     f: np.ndarray,  # (N, D)
-    classes: int,
+    labels: np.ndarray,  # (N,)
     metrics: Sequence[str] | None = None,  # None: the usual ones
-    f_gallery: np.ndarray | None = None,  # (M, D); None: f
+    f_gallery: np.ndarray | None = None,  # (M, D); None: each is searched among the others
+    labels_gallery: np.ndarray | None = None,  # (M,)
     rounds: int = 11,  # of the whole: 11 for intervals
-    restarts: int = 5,  # of k-means
+    some: int = 8192,  # images that are tried
 ) -> float:
-    "About how long `class_intervals` takes, from products of a small part"
-    kinds = [kind for kind, _ in check_names(metrics, f_gallery is None).values()]
-    gallery = torch.from_numpy(np.asarray(f if f_gallery is None else f_gallery)).float()
-    some = gallery[:512]
-
-    def product(rows) -> float:  # seconds for one query and all of these rows
-        began = time.perf_counter()
-        (some @ rows.T).topk(min(8, len(rows)))
-        return (time.perf_counter() - began) / len(some)
-
-    search = product(gallery) * len(f) if {*kinds} & {*RETRIEVAL} else 0.0
-    clusters = product(gallery[:classes]) * len(f) * 21 * restarts if {*kinds} & {*CLUSTERING} else 0.0
-    return rounds * (search + clusters)
+    "About how long `class_intervals` takes, from a part of the classes: its square grows as the whole does"
+    pairs = [(f, labels)] + ([] if f_gallery is None else [(f_gallery, labels_gallery)])
+    known = np.random.default_rng(0).permutation(pd.unique(labels))
+    kept = known[: max(2, round(len(known) * some / max(len(x) for x, _ in pairs)))]
+    (x, y), *gallery = ((x[at], y[at]) for x, y in pairs for at in [pd.Series(y).isin(kept).to_numpy()])
+    began = time.perf_counter()
+    class_intervals(x, y, metrics, 0.0, 0, 5, *(part for pair in gallery for part in pair))
+    seconds = time.perf_counter() - began
+    sizes = [len(f) / max(len(x), 1)] + [len(f_gallery) / max(len(g), 1) for g, _ in gallery]
+    return rounds * seconds * sizes[0] * sizes[-1]
 
 # %% ../nbs/82_embeddings.ipynb #1b0ab42e
 def embedding_table(

@@ -1,5 +1,8 @@
 """Embeddings of any origin: files in, every metric with an interval out."""
 
+import re
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -124,7 +127,13 @@ def test_a_hierarchy_has_a_table_a_level_and_no_intervals_are_faster(files, caps
     assert [*table.index] == [1, 2] and table[1] > table[2]
 
 
-def test_a_long_evaluation_says_how_long(files, capsys, monkeypatch):
-    monkeypatch.setattr("dmlstudy.embeddings.seconds_ahead", lambda *given: 7200.0)
-    said = told([files / "f.npy", files / "y.npy", "--metrics", "recall@1"], capsys)
-    assert said.startswith("this takes about 2:00 h; --no-intervals is faster")
+def test_a_long_evaluation_says_how_long(files, capsys):
+    y = np.arange(21_000) // 4
+    np.save(files / "f.npy", np.random.default_rng(0).normal(size=(21_000, 4)).astype(np.float32))
+    np.save(files / "y.npy", y)
+    words = [files / "f.npy", files / "y.npy", "--metrics", "recall@1"]
+    assert "; --no-intervals is faster" in told(words, capsys).splitlines()[0]
+    began = time.perf_counter()
+    said = told([*words, "--no-intervals"], capsys)
+    taken, ahead = time.perf_counter() - began, re.match(r"this takes about (\d+) s\n", said)
+    assert int(ahead[1]) <= 20 * taken + 5
