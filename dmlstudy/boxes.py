@@ -21,7 +21,8 @@ def box_of(
 ) -> dict[str, tuple[float, float, bool]]:  # axis -> from, to, whether the scale is logarithmic
     "Where the search of a row looks"
     within = lambda axis, low, high, log: low <= row.loss_args.get(axis, low) <= high
-    axes = {axis: ends for axis, ends in search_axes(row.loss).items() if within(axis, *ends)}
+    known = search_axes(row.loss) if row.axes is None else row.axes
+    axes = {axis: ends for axis, ends in known.items() if within(axis, *ends)}
     box = {"lr": (*search["lr"], True), **axes}
     if row.miner == "rho_distance":
         box["p_switch"] = (*search["p_switch"], False)
@@ -58,7 +59,7 @@ def run_fields(
     point: Mapping[str, float],  # as from `in_box`
 ) -> dict:  # fields of a run
     "A point of a row's box as a run has it"
-    own, usual = dict(point), DEFAULTS["loss"][row.loss]
+    own, usual = dict(point), DEFAULTS["loss"].get(row.loss, row.loss_args)
     fields = {name: own.pop(name) for name in ("lr", "p_switch", "eta") if name in own}
     if "samples_per_class" in own:
         fields["samples_per_class"] = 2 ** int(np.clip(np.rint(np.log2(own.pop("samples_per_class"))), 1, 3))

@@ -258,7 +258,7 @@ def _plain(profile: str, dataset: str, method: str, draw: tuple) -> Run:
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
-    from dmlstudy.comparison import _search_choice, _try_all
+    from dmlstudy.comparison import _search_choice, _try_all, usual_draws
     from dmlstudy.own import OWN, extend
     from dmlstudy.records import load_record
     from dmlstudy.report import collect
@@ -278,12 +278,15 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
             return failures if args.dry_run else _end(None, failures, began)
     rows = dict.fromkeys([*(chosen or own), *names(args.against, ";")])
     args.methods, args.experiments, profile = [";".join(rows)], ["objectives"], PROFILES[args.profile]
+    if profile.redraws and not (args.replicates or args.seeds):
+        args.replicates = [*map(str, usual_draws(args.profile, names(args.datasets) or profile.datasets))]
     jobs = _asked_jobs(args)
-    datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*((j.dataset, j.seed) for j in jobs), strict=True))
+    draws = [(j.dataset, j.replicate if j.seed is None else j.seed) for j in jobs]
+    datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*draws, strict=True))
     methods = [name for name in names(args.methods, ";") if name in OWN]
     _try_all(methods, datasets, args.profile)
-    seed = [profile.search["seed"]] if profile.search else []
-    trials = jobs_of(args.profile, ["search"], datasets, seed, methods) if seed and methods else []
+    at = {f"{name}s": [profile.search[name]] for name in ("seed", "replicate") if name in (profile.search or ())}
+    trials = jobs_of(args.profile, ["search"], datasets, methods=methods, **at) if at and methods else []
     if args.dry_run:
         return _dry_run([*trials, *jobs], args.jobs)
     failures = _train(args, all_runs(trials)) if trials else []

@@ -54,9 +54,9 @@ def search_axes(
     return {name: (low, high, bool(scale)) for name, (low, high, *scale) in AXES[loss].items()}
 
 # %% ../nbs/00_methods.ipynb #79709248
-def _numbers(loss: str | None, text: str) -> dict[str, float]:  # raises ValueError
+def _numbers(loss: str | None, text: str, usual: Mapping) -> dict[str, float]:  # raises ValueError
     "Hyperparameters of a loss, as `beta=0.8; margin=0.1`"
-    found, usual = {}, DEFAULTS["loss"].get(loss, {})
+    found = {}
     for part in text.split(";"):
         name, _, value = (word.strip() for word in part.partition("="))
         if name not in usual:
@@ -87,14 +87,13 @@ class Method:
     equalize: bool = False  # the gradient of each embedding is multiplied by its norm over the mean norm of the batch
     pairs: bool = False  # whether two images are of one class is measured, too
     source: str | None = None  # hash of the code that defines the parts, where they are a user's own
+    axes: Mapping | None = None  # axis of a search -> from, to, whether logarithmic; None: those of its loss
     about: str = ""  # a word on it
 
     def args(self, part: str, dataset: str) -> dict | None:  # None: the row has no such part
         "All hyperparameters of one part (loss, miner or regularizer) on one data set"
-        if (name := getattr(self, part)) is None:
-            return None
-        own = self.by_role.get(role(dataset), {}).get(f"{part}_args", {})
-        return {**DEFAULTS[part].get(name, {}), **getattr(self, f"{part}_args"), **own}
+        name, own = getattr(self, part), self.by_role.get(role(dataset), {}).get(f"{part}_args", {})
+        return name and {**DEFAULTS[part].get(name, {}), **getattr(self, f"{part}_args"), **own}
 
     def recipe(
         self,
@@ -112,7 +111,7 @@ class Method:
                 raise ValueError(f"{name}={value} means nothing here: the method has no {part} that takes it")
             parts[part][name] = value
         if loss_args is not None:
-            parts["loss"] |= _numbers(self.loss, loss_args)
+            parts["loss"] |= _numbers(self.loss, loss_args, DEFAULTS["loss"].get(self.loss, self.loss_args))
         named = {part: args and {"name": getattr(self, part), **args} for part, args in parts.items()}
         more = {"views": self.views, "ramps": self.ramps, "equalize": self.equalize, "source": self.source}
         return named | {name: value for name, value in more.items() if value not in (None, False)}

@@ -140,7 +140,9 @@ def make_objective(
     loss, miner, regularizer = (dict(recipe[part] or {}) for part in ("loss", "miner", "regularizer"))
     if row.loss in OWN:
         terms = {row.regularizer: make_regularizer(regularizer.pop("name"), **regularizer)} if regularizer else {}
-        return Objective(*OWN[row.loss].parts(n_classes, dim, seed), terms)
+        return Objective(
+            *OWN[row.loss].parts(n_classes, dim, seed, **{k: v for k, v in loss.items() if k != "name"}), terms
+        )
     if "seed" in inspect.signature(lookup("loss", row.loss, LOSSES)).parameters:
         loss["seed"] = seed
     if row.ramps and variant == "published":

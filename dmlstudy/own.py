@@ -13,7 +13,7 @@ import functools
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import util
@@ -121,6 +121,7 @@ class Own:
         name: of its row; None: that of its class
         protocol: whose training protocol: roth or sec
         samples_per_class: images drawn of each class of a batch
+        axes: what a search sets: argument of the loss -> from, to
     """
 
     loss: nn.Module | Callable  # module(f, labels[, triplets or indices_tuple]); or what makes it of n_classes, dim
@@ -129,17 +130,18 @@ class Own:
     name: str | None = None  # of its row; None: that of its class
     protocol: str = "roth"  # whose training protocol: roth or sec
     samples_per_class: int = 2  # images drawn of each class of a batch
+    axes: Mapping[str, tuple[float, float]] | None = None  # what a search sets: argument of the loss -> from, to
 
     def row(self) -> str:
         "The name of its row"
         made = type(self.loss) if isinstance(self.loss, nn.Module) else self.loss
         return self.name or made.__name__
 
-    def parts(self, n_classes: int, dim: int, seed: int = 0) -> tuple[Loss, Callable | None]:
-        "A new loss, and a miner where there is one"
+    def parts(self, n_classes: int, dim: int, seed: int = 0, **args) -> tuple[Loss, Callable | None]:
+        "A new loss, with arguments that a search has set, and a miner where there is one"
         with own_chance(generator(seed, "own weights")):
             made = copy.deepcopy(self.loss) if isinstance(self.loss, nn.Module) else None
-            made = made or (_module(self.loss) if _is_loss(self.loss) else _call(self.loss, n_classes, dim))
+            made = made or (_module if _is_loss(self.loss) else _call)(self.loss, n_classes, dim, **args)
         if not isinstance(made, nn.Module):
             raise ValueError(f"{self.row()} makes no torch module, but {made!r:.60}")
         loss = made if isinstance(made, Loss) else OwnLoss(made, seed)
@@ -160,15 +162,16 @@ def _is_loss(thing: object) -> bool:
     return names[1:2] == ["labels"] and names[0] not in _SIZES
 
 
-def _module(function: Callable) -> nn.Module:
+def _module(function: Callable, *sizes: int, **args) -> nn.Module:
     "A plain function as a module of its name"
-    return type(function.__name__, (nn.Module,), {"forward": staticmethod(function)})()
+    whole = functools.partial(function, **args) if args else function
+    return type(function.__name__, (nn.Module,), {"forward": staticmethod(whole)})()
 
 
 _SIZES = {"n_classes": 0, "num_classes": 0, "dim": 1, "embedding_size": 1, "embed_dim": 1}
 
 
-def _call(make: Callable, *sizes: int) -> nn.Module:  # of classes and of dimensions
+def _call(make: Callable, *sizes: int, **args) -> nn.Module:  # sizes: of classes and of dimensions
     "What a class or function makes, given the sizes that it asks for by their usual names"
     asked, name = inspect.signature(make).parameters, getattr(make, "__name__", repr(make))
     needed = [k for k, p in asked.items() if p.default is p.empty and not p.kind.name.startswith("VAR")]
@@ -176,7 +179,7 @@ def _call(make: Callable, *sizes: int) -> nn.Module:  # of classes and of dimens
         remedy = f"hand over an object, {name}(...)" if isinstance(make, type) else "write a torch.nn.Module"
         raise ValueError(f"{name} needs {' and '.join(wanting)}, and is called with n_classes and dim: {remedy}")
     try:
-        return make(**{name: sizes[place] for name, place in _SIZES.items() if name in asked})
+        return make(**{name: sizes[place] for name, place in _SIZES.items() if name in asked}, **args)
     except Exception as error:
         raise ValueError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
@@ -241,6 +244,24 @@ def fingerprint(*things: nn.Module | Callable | str | None) -> str:  # 12 hex di
 OWN: dict[str, Own] = {}  # name of a row -> what it stands for
 
 
+def _axes(own: Own) -> tuple[dict, dict]:  # axis -> from, to, whether logarithmic; argument of the loss -> its default
+    "What a search in boxes sets beside the learning rate"
+    searchable = own.axes and not isinstance(own.loss, nn.Module)
+    asked, usual, axes = inspect.signature(own.loss).parameters if searchable else {}, {}, {}
+    for name, (low, high) in (own.axes or {"samples_per_class": (2, 8)}).items():
+        if not low < high:
+            raise ValueError(f"axes of {own.row()}: {name} goes from {low} to {high}; give the lower end first")
+        axes[name] = (low, high, low > 0 and high >= 4 * low)
+        if name in ("samples_per_class", "loss_lr"):  # fields of a run, not arguments
+            continue
+        default = asked[name].default if name in asked else None
+        if type(default) not in (int, float) or not low <= default <= high:
+            said = f"{name!r} must be an argument with a default from {low} to {high}; hand over a class, not an object"
+            raise ValueError(f"axes of {own.row()}: {said}")
+        usual[name] = type(low + high + default)(default)
+    return axes, usual
+
+
 def register(
     own: Own | nn.Module | Callable,
     name: str | None = None,  # of its row; None: its own
@@ -260,7 +281,9 @@ def register(
         if asked:
             lookup(kind, asked, known)
     more = {"protocol": own.protocol, "samples_per_class": own.samples_per_class, "about": "your own"}
-    METHODS[name] = Method(name, by_name, own.regularizer, source=source or fingerprint(own.loss, own.miner), **more)
+    axes, usual = _axes(own)
+    more |= {"source": source or fingerprint(own.loss, own.miner), "axes": axes, "loss_args": usual}
+    METHODS[name] = Method(name, by_name, own.regularizer, **more)
     OWN[name] = own
     return name
 

@@ -47,6 +47,11 @@ class Profile:
         0,
     )  # draws of training classes, folds and seed (`Run.replicate`); 0: the seeds above
 
+    @property
+    def redraws(self) -> bool:
+        "Whether repetitions are replicates, each with a seed of its own"
+        return self.replicates != (0,)
+
 # %% ../nbs/91_study.ipynb #7bbcf418
 def _merged(base: Mapping, more: Mapping) -> dict:
     "Nested mappings, the second's words on top"
@@ -298,10 +303,11 @@ def choose_in_boxes(
     profile: str,  # name in PROFILES, whose search has `trials`
     records: Iterable[Mapping],  # of its trials
     rule: str = "window",  # one of SELECTIONS: the one by which rows will be compared
+    methods: Sequence[str] = (),  # empty: all of the profile
 ) -> pd.DataFrame:  # dataset, method, fields of a run, best (trial's score), fitted (variance explained), edges
     "What a search in boxes chose for each method whose trials are all there"
     p, by_key, rows = PROFILES[profile], {record["key"]: record for record in records}, []
-    for dataset, method in ((d, m) for d in p.datasets for m in methods_of(profile, d) if METHODS[m].loss):
+    for dataset, method in ((d, m) for d in p.datasets for m in methods or methods_of(profile, d) if METHODS[m].loss):
         keys = [run.key() for run in search_runs(profile, dataset, None, [method])]
         if by_key.keys() >= {*keys}:
             reached = np.array([_score(by_key[key], rule) for key in keys]).reshape(p.search["trials"], -1).mean(1)
@@ -315,12 +321,13 @@ def choose_in_boxes(
 def chosen_by_search(
     profile: str,  # name in PROFILES, with a search
     records: Iterable[Mapping],  # of its trials
+    methods: Sequence[str] = (),  # empty: all of the profile
 ) -> dict[str, dict[str, dict]]:  # data set -> method -> fields of a run
     "What the search of a profile chose, in boxes or from lists"
     search, chosen = PROFILES[profile].search, {}
     if "trials" not in search:
         return choose(records)
-    for row in choose_in_boxes(profile, records, search["rule"]).itertuples():
+    for row in choose_in_boxes(profile, records, search["rule"], methods).itertuples():
         chosen.setdefault(row.dataset, {})[row.method] = row.fields
     return chosen
 
@@ -445,7 +452,7 @@ def jobs_of(
 
 def _draws(p: Profile, own: Mapping, seeds: Sequence[int], replicates: Sequence[int]) -> list[tuple]:
     "Seed and replicate of each repetition: the seeds asked for, else replicates where the profile draws some"
-    drawn = replicates or own.get("replicates", p.replicates if p.replicates != (0,) and "seeds" not in own else ())
+    drawn = replicates or own.get("replicates", p.replicates if p.redraws and "seeds" not in own else ())
     if seeds or not drawn:
         return [(seed, replicate) for replicate in replicates or [0] for seed in seeds or own.get("seeds", p.seeds)]
     return [(None, replicate) for replicate in drawn]

@@ -1,14 +1,19 @@
 """A loss of one's own, from a file and from a notebook: trained like the others, set beside them, or refused."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from dmlstudy import cli, compare, own
+from dmlstudy import cli, compare, comparison, own, study
 from dmlstudy.core import make_run
 from dmlstudy.methods import METHODS
+from dmlstudy.records import load_record, selected
 
 ROOT = Path(__file__).resolve().parents[1]
 METHOD = """
@@ -68,6 +73,69 @@ def test_a_file_of_losses_is_a_batch(tmp_path, capsys):
     assert {r["run"]["method"] for r in planned} == {"Softmax"}, "the study's records hold the study's rows alone"
     status = cli.main([*words, "--methods", "MyLoss; Softmax"])
     assert status == 0 and "4 runs, 4 of them recorded; 0 to train" in capsys.readouterr().out
+
+
+SEARCHED = """
+import torch
+from dmlstudy.own import Own
+
+class Clipped(torch.nn.Module):
+    def __init__(self, reach=1.0):
+        super().__init__()
+        self.reach = reach
+
+    def forward(self, f, labels):
+        same, d = labels[:, None] == labels, torch.cdist(f, f)
+        return d[same].mean() + (self.reach - d[~same]).relu().mean()
+
+Searched = Own(Clipped, axes={"reach": (0.2, 2.0), "samples_per_class": (2, 4)})
+"""
+
+
+def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
+    """Trials in a box of its own axes, then replicates, judged against a baseline at a declared look."""
+    search = {"trials": 4, "replicate": 101, "folds": [0], "rule": "window", "lr": [1e-4, 1e-3]}
+    more = {"search": search, "replicates": (20, 21, 22, 23, 24), "tuned": "tuned_race.json"}
+    monkeypatch.setitem(study.PROFILES, "race", replace(study.PROFILES["drill"], **more))
+    file = tmp_path / "my_method.py"
+    file.write_text(SEARCHED)
+    (mine,) = own.extend(file)
+    table = compare(mine, profile="race", baselines=["Softmax"])
+    row = table.set_index("method").loc[mine]
+    assert row["seeds"] == 5 and row["unit"] == "replicates"
+    assert row["difference low"] < row["difference"] < row["difference high"]
+    (chosen,) = json.loads((tmp_path / "outputs/custom/tuned_race.json").read_text())["glyphs_fine"].values()
+    assert {"lr", "loss_args", "samples_per_class"} == {*chosen} and chosen["samples_per_class"] in (2, 4)
+    tried = study.trials("race", "glyphs_fine", mine)
+    assert len({t["loss_args"] for t in tried}) == 4 and all(0.2 <= float(t["loss_args"][6:]) <= 2 for t in tried)
+    run = study.run_of("race", "glyphs_fine", mine, None, replicate=20)
+    kept = load_record(run)
+    score = {n: load_record(study.run_of("race", "glyphs_fine", n, None, replicate=20)) for n in (mine, "Softmax")}
+    assert kept["run"]["loss_args"] == chosen["loss_args"], "trained with what the search chose"
+    assert score[mine]["curves"] != score["Softmax"]["curves"]
+    runs = {n: [study.run_of("race", "glyphs_fine", n, None, replicate=r) for r in range(20, 25)] for n in score}
+    a, b = (
+        np.array([100 * selected(load_record(r), "window")["recall@1"] for r in runs[n]]) for n in (mine, "Softmax")
+    )
+    assert row["difference"] == pytest.approx((a - b).mean())
+    half = stats.t.isf(0.0047 / 2, 4) * (a - b).std(ddof=1) / 5**0.5
+    assert row["difference high"] - row["difference"] == pytest.approx(half, rel=0.01)
+    assert "replicates: 5" in " ".join(comparison.verdicts(table))
+
+
+@pytest.mark.parametrize(
+    "axes, said",
+    [
+        ({"reach": (1.5, 2.0)}, "'reach' must be an argument with a default from 1.5 to 2.0"),
+        ({"range": (0.2, 2.0)}, "'range' must be an argument"),
+        ({"reach": (2.0, 0.2)}, "give the lower end first"),
+    ],
+)
+def test_axes_that_cannot_be_searched(tmp_path, axes, said):
+    file = tmp_path / "my_method.py"
+    file.write_text(SEARCHED.replace('{"reach": (0.2, 2.0), "samples_per_class": (2, 4)}', repr(axes)))
+    with pytest.raises(ValueError, match=re.escape(said)):
+        own.extend(file)
 
 
 @pytest.mark.parametrize(
