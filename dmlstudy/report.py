@@ -275,7 +275,7 @@ def write_gallery(profile: str = "glyphs") -> Path:  # the page
     for stem in (s for s in stems(profile) if (shown(profile) / f"figures/{s}.png").exists()):
         file, title = shown(profile) / f"answers/{stem}.md", _entry(profile, stem, sources)["title"]
         said = " ".join(file.read_text(encoding="utf-8").split()) if file.exists() else ""
-        lines.append(f'| <a href="{stem}.png"><img src="{stem}.png" width="240"></a> | **{title}**<br>{said} |')
+        lines.append(f"| [<img src='{stem}.png' width='240'>]({stem}.png) | **{title}**<br>{said} |")
     return write_output(shown(profile) / "figures/README.md", "\n".join(lines) + "\n")
 
 # %% ../nbs/97_report.ipynb #b9e20b8a

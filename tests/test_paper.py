@@ -29,6 +29,7 @@ STEMS = {
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     "reality",
+    "trials",
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -50,6 +51,7 @@ ALONE = {
     "ledger",
     "tuned",
     "reality",
+    "trials",
     "validation",
     "sec_theory",
     "sec_table3",
