@@ -47,6 +47,9 @@ class _Setup:
     train_classes: int | None = None  # training classes drawn from all groups; None: as many as the replicate has
     fold: int | None = 0  # which fifth of the training classes is held out for validation, from the end; None: none
     images_per_class: int | None = None  # training images kept of each class; None: all
+    long_tail: float | None = None  # images of the largest training class over those of the smallest; None: as they are
+    label_noise: float | None = None  # share of training images that bear another class's label; None: none
+    noise_coarse: bool = False  # wrong labels are of the image's coarse class, such as its alphabet
     transform: str = "base"  # training augmentation of image data sets: a name in TRANSFORMS
     pixels: str = "files"  # images on disk: files, the decoded copy, or device (that copy, augmented in batches on it)
     # method
@@ -82,6 +85,9 @@ class Run(_Setup):
         train_classes: training classes drawn from all groups; None: as many as the replicate has
         fold: which fifth of the training classes is held out for validation, from the end; None: none
         images_per_class: training images kept of each class; None: all
+        long_tail: images of the largest training class over those of the smallest; None: as they are
+        label_noise: share of training images that bear another class's label; None: none
+        noise_coarse: wrong labels are of the image's coarse class, such as its alphabet
         transform: training augmentation of image data sets: a name in TRANSFORMS
         pixels: images on disk: files, the decoded copy, or device (that copy, augmented in batches on it)
         method: row of a table, name in METHODS

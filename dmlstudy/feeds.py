@@ -12,6 +12,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from .data.files import Files, _state
 from .data.glyphs import SIDE
 from .data.layouts import data_dir
 from .data.omniglot import SETS
-from .data.splits import Data, Split, first_of_each_class
+from .data.splits import Data, Split, first_of_each_class, long_tail, wrong_labels
 from .data.transforms import TRANSFORMS, BatchTransform, Pixels, Views, make_transform, pad_pixels
 from .methods import METHODS
 from .models import FROZEN_STEMS, MODELS, make_model
@@ -55,16 +56,24 @@ def data_of(run: Run) -> Data:  # of images on disk with strict_data=False witho
     return whole.replicate(run.replicate, run.train_classes)
 
 # %% ../nbs/68_feeds.ipynb #99c66bb2
-def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
-    "The splits of a run"
-    data, parts = data_of(run), ("test", "query", "gallery")
+def _splits(run: Run, data: Data) -> dict[str, Split]:
+    parts = ("test", "query", "gallery")
     if run.fold is None:
         out = {"train": data.train}
     else:
         out = dict(zip(("train", "validation"), data.validation(run.fold), strict=True))
     if run.images_per_class:
         out["train"] = first_of_each_class(out["train"], run.images_per_class)
+    if run.long_tail:
+        out["train"] = long_tail(out["train"], run.long_tail, run.seed)
+    if run.label_noise:
+        out["train"] = wrong_labels(out["train"], run.label_noise, run.seed, run.noise_coarse)
     return out | {part: split for part in parts if (split := getattr(data, part)) is not None}
+
+
+def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is held out, and test or query and gallery
+    "The splits of a run; wrong labels are in the training split alone"
+    return _splits(run, data_of(run))
 
 # %% ../nbs/68_feeds.ipynb #73601c2d
 def _views_of(run: Run) -> int:  # views of each image in a batch; 1 for methods that learn from labels
@@ -146,20 +155,12 @@ def file_features(
         return torch.cat([torch.from_numpy(piece) for piece in _pieces(images, net, transform)])
 
 # %% ../nbs/68_feeds.ipynb #5f0a1c08
-def _rows(split: Split, whole: Split) -> Tensor:
-    "Where the images of a part of the training classes are in the whole"
-    place = {name: (whole.labels == c).nonzero()[:, 0] for c, name in enumerate(whole.class_names)}
-    counts = zip(split.class_names, split.counts(), strict=True)
-    return torch.cat([place[name][: int(n)] for name, n in counts])
-
-
 def _embedded_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) -> dict[str, Tensor]:
     "Stem features of the splits of an embedded set"
     names = ("dataset", "replicate", "train_classes", "transform", "model", "weights")
     whole, data = _stem_features(Run(**{n: getattr(run, n) for n in names}), str(device)), data_of(run)
-    rows = lambda split: _rows(split, data.train)
-    own = lambda part: whole["train"][rows(splits[part])] if part in ("train", "validation") else whole[part]
-    return {part: own(part) for part in splits}
+    held = {part: replace(getattr(data, part), images=features) for part, features in whole.items()}
+    return {part: split.images for part, split in _splits(run, replace(data, **held)).items()}
 
 
 def _file_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) -> dict[str, Tensor]:

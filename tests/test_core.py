@@ -21,6 +21,7 @@ OTHER = {  # values for fields whose default says nothing of their type, or that
     **{"method": "Softmax", "fold": 1, "images_per_class": 5, "p_switch": 0.1, "eta": 0.1, "mixup": 2.0},
     **{"loss_lr": 0.1, "milestones": "cosine", "weights": None, "measure": "validation"},
     **{"seed": 1, "train_classes": 5, "train_queries": 5, "loss_args": "margin=0.1"},
+    **{"long_tail": 10.0, "label_noise": 0.2},
 }
 
 

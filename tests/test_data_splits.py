@@ -2,7 +2,7 @@
 
 import torch
 
-from dmlstudy.data.splits import Data, Split, drawn_classes, drawn_folds, first_of_each_class
+from dmlstudy.data.splits import Data, Split, drawn_classes, drawn_folds, first_of_each_class, long_tail, wrong_labels
 
 NAMES = tuple(f"class {c}" for c in range(20))
 TOY = Split(torch.arange(80), torch.arange(80) % 20, NAMES)
@@ -27,3 +27,24 @@ def test_replicates_differ_in_classes_and_folds():
 
 def test_the_first_images_of_each_class():
     assert first_of_each_class(TOY, 2).images.tolist() == [*range(40)]
+
+
+def test_wrong_labels_are_wrong_and_drawn_anew():
+    many = Split(torch.arange(4000), torch.arange(4000) % 20, NAMES)
+    found = [wrong_labels(many, 0.4, seed) for seed in range(3)]
+    for split in found:
+        wrong = split.labels != many.labels
+        assert wrong.sum() == 1600 and split.images is many.images
+        assert 50 <= split.labels[wrong].bincount(minlength=20).min() <= split.labels[wrong].bincount().max() <= 115
+    assert len({tuple(split.labels.tolist()) for split in found}) == 3
+    assert wrong_labels(many, 0.4, 1).labels.equal(found[1].labels)
+
+
+def test_a_long_tail_is_drawn_anew():
+    many = Split(torch.arange(4000), torch.arange(4000) % 20, NAMES)
+    found = [long_tail(many, 20, seed) for seed in range(3)]
+    sizes = [200 * 20 ** (-place / 19) for place in range(20)]
+    for split in found:
+        kept = split.counts().sort(descending=True).values
+        assert kept.tolist() == [round(size) for size in sizes] and split.labels.equal(split.images % 20)
+    assert len({tuple(split.counts().tolist()) for split in found}) == 3

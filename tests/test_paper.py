@@ -28,8 +28,7 @@ STEMS = {
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
-    "reality",
-    "trials",
+    *("reality", "trials", "agreement"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -52,6 +51,7 @@ ALONE = {
     "tuned",
     "reality",
     "trials",
+    "agreement",
     "validation",
     "sec_theory",
     "sec_table3",

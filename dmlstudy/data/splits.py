@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'Split', 'take', 'keep_classes', 'first_of_each_class', 'drawn_order', 'groups_of', 'drawn_classes',
-           'drawn_folds', 'Data']
+           'drawn_folds', 'long_tail', 'wrong_labels', 'Data']
 
 # %% ../../nbs/09_data.splits.ipynb #6bf95f5b
 import hashlib
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from ..core import check_numbers, generator
 
 # %% ../../nbs/09_data.splits.ipynb #da2697c4
 @dataclass(frozen=True, eq=False)
@@ -72,13 +74,13 @@ def keep_classes(
 # %% ../../nbs/09_data.splits.ipynb #056d00f2
 def first_of_each_class(
     split: Split,
-    n: int,  # images kept of each class
+    n: int | Tensor,  # images kept of each class; (C,): of each its own
 ) -> Split:  # at most n images of each class
     "A smaller training set with the same classes"
     order = torch.argsort(split.labels, stable=True)
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), split.counts().cumsum(0)])[split.labels[order]]
-    rank = torch.arange(len(split)) - starts
-    return take(split, order[rank < n].sort().values)
+    rank, kept = torch.arange(len(split)) - starts, torch.as_tensor(n).expand(len(split.class_names))
+    return take(split, order[rank < kept[split.labels[order]]].sort().values)
 
 # %% ../../nbs/09_data.splits.ipynb #49883bf9
 def drawn_order(
@@ -138,6 +140,40 @@ def drawn_folds(
         fold[members] = smallest
         sizes[smallest] += len(members)
     return fold
+
+# %% ../../nbs/09_data.splits.ipynb #341727c8
+def long_tail(
+    split: Split,
+    ratio: float,  # images of the largest class over those of the smallest, at least 1
+    seed: int = 0,  # of the order of the classes
+) -> Split:  # at least two images of each class
+    "A training set whose classes are of very different size"
+    check_numbers("a long tail", least=1, ratio=ratio)
+    n = len(split.class_names)
+    place = torch.tensor(drawn_order(split.class_names, "tail", seed)).argsort()
+    return first_of_each_class(split, (split.counts() * ratio ** (-place / max(n - 1, 1))).round().clamp(min=2))
+
+
+def wrong_labels(
+    split: Split,
+    share: float,  # of the images, below 1
+    seed: int = 0,  # of images and labels
+    coarse: bool = False,  # wrong labels are of the image's coarse class, where that has other classes
+) -> Split:  # the same images
+    "A training set some of whose labels are wrong"
+    check_numbers("label noise", under=1, share=share)
+    if coarse and split.coarse is None:
+        raise ValueError("noise within coarse classes needs coarse labels, and this split has none")
+    rng, labels, n = generator(seed, "wrong labels"), split.labels.clone(), len(split.class_names)
+    kind = torch.zeros(n, dtype=torch.int64)
+    if coarse:
+        kind[labels] = split.coarse
+    others = ~torch.eye(n, dtype=torch.bool)
+    near = others & (kind[:, None] == kind)
+    allowed = torch.where(near.any(1, keepdim=True), near, others).float()
+    wrong = torch.randperm(len(labels), generator=rng)[: round(share * len(labels))]
+    labels[wrong] = torch.multinomial(allowed[labels[wrong]], 1, generator=rng)[:, 0]
+    return replace(split, labels=labels)
 
 # %% ../../nbs/09_data.splits.ipynb #6a987254
 PARTS = 4  # of the classes in a round of cross-validation
