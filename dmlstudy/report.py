@@ -10,6 +10,8 @@ __all__ = ['DRAWN', 'notebooks', 'execute_copy', 'draw', 'plain_math', 'html', '
 import base64
 import functools
 import importlib
+import io
+import itertools
 import json
 import os
 import re
@@ -176,24 +178,33 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
     page = mistune.create_markdown(escape=True, plugins=["table"])(plain_math(markdown))
     return re.sub(r"<table>(.*?)</table>", scrolling, page, flags=re.S)
 
-# %% ../nbs/97_report.ipynb #f7964a4e
+# %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
+_FINDINGS = (
+    "tuned reality axes trials trials_rank agreement ledger omniglot_few validation photos noise inflation".split()
+)
+_PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
 
+def _part(stem: str) -> str:  # a key of _PARTS
+    paper = stem.partition("_")[0]
+    return "ours" if stem in _FINDINGS else paper if paper in _PARTS else "more"
+
+# %% ../nbs/97_report.ipynb #158bdece
 def stems(profile: str) -> list[str]:
-    "The tables and figures of a profile by name and number; tables of a paper before its figures"
+    "The tables and figures of a profile: findings, then each paper's tables and figures by number, then the rest"
     ends = ("tables/*.md", "figures/*.png")
     found = {file.stem for end in ends for file in shown(profile).glob(end)}
 
     def place(stem: str) -> tuple:
-        paper, _, rest = stem.partition("_")
-        name, number, more = _ORDER.match(rest or stem).groups()
+        name, number, more = _ORDER.match(stem.partition("_")[2] or stem).groups()
         kind = {"table": 0, "main": 1, "fig": 2}.get(name, 3)
-        return stem == "protocol", paper, kind, name, int(number or 0), more  # results come first
+        first = _FINDINGS.index(stem) if stem in _FINDINGS else 0
+        return [*_PARTS].index(_part(stem)), first, stem == "protocol", kind, name, int(number or 0), more
 
     return sorted(found, key=place)
 
-
+# %% ../nbs/97_report.ipynb #f7964a4e
 def _title(stem: str) -> str:  # such as "Roth et al., Table 4"
     "A stem in words"
     paper, _, rest = stem.partition("_")
@@ -203,7 +214,7 @@ def _title(stem: str) -> str:  # such as "Roth et al., Table 4"
     return f"{who}, {what}{number}{more}" if who else stem.replace("_", " ").capitalize()
 
 # %% ../nbs/97_report.ipynb #acff985f
-def _said() -> dict[str, tuple[str, list[str], str]]:  # path in the project -> title, paragraphs, code
+def _said() -> dict[str, tuple[str, list[str], list[tuple]]]:  # path -> title, paragraphs, (heading, code) of cells
     "What the notebooks of tables and figures say"
     found = {}
     for file in sorted((notebooks() / "paper").glob("*.ipynb")):
@@ -212,21 +223,44 @@ def _said() -> dict[str, tuple[str, list[str], str]]:  # path in the project -> 
         head, *paragraphs = words.strip().split("\n\n")
         title, *subtitle = head.splitlines()
         paragraphs = [line.removeprefix("> ") for line in subtitle] + paragraphs
-        code = "\n".join(text for kind, text in cells if kind == "code")
+        heads = itertools.accumulate(
+            re.findall(r"^## (.+)", text, re.M)[-1:] if kind == "markdown" else [] for kind, text in cells
+        )
+        code = [
+            (head[-1] if head else "", text) for (kind, text), head in zip(cells, heads, strict=True) if kind == "code"
+        ]
         found[f"nbs/paper/{file.name}"] = (title.lstrip("# "), paragraphs, code)
     return found
+
+# %% ../nbs/97_report.ipynb #c818c13d
+def _small(file: Path) -> str:  # base64 of a WebP
+    "A picture for the page, where a click opens the whole one"
+    from PIL import Image
+
+    with Image.open(file) as picture:
+        picture.thumbnail((1000, 3000))
+        picture = picture.convert("RGB")
+    picture.quantize(64).convert("RGB").save(lines := io.BytesIO(), "WEBP", lossless=True)
+    picture.save(photo := io.BytesIO(), "WEBP", quality=80)
+    return base64.b64encode(min(lines.getvalue(), photo.getvalue(), key=len)).decode()
 
 # %% ../nbs/97_report.ipynb #48c9a4ae
 def _entry(profile: str, stem: str, sources: Mapping[str, tuple]) -> dict:
     "All that the page says about a table or a figure; `sources` as from `_said`"
-    made = next((path for path, (_, _, code) in sources.items() if f'"{stem}"' in code), "")
-    title, paragraphs, _ = sources.get(made, (stem, [], ""))
-    title = title if Path(made).stem in (stem, "") else _title(stem)  # a notebook may make several
+    writes = lambda code: re.search(rf'(write_\w+\(|stem = )"{stem}"', code)
+    makers = [(path, head) for path, (_, _, cells) in sources.items() for head, code in cells if writes(code)]
+    named = [(path, head) for path, (_, _, cells) in sources.items() for head, code in cells if f'"{stem}"' in code]
+    made, head = next(iter([(p, h) for p, h in makers + named if Path(p).stem == stem] + makers + named), ("", ""))
+    title, paragraphs, _ = sources.get(made, (stem, [], []))
+    if Path(made).stem not in (stem, ""):  # a notebook may make several
+        own = f"{head} ({Path(made).stem})" if _part(stem) == "more" else head
+        title = own if head and _part(stem) in ("ours", "more") else _title(stem)
     out = {"stem": stem, "title": plain_math(title), "about": html("\n\n".join(paragraphs)), "notebook": made}
     ends = "tables/*.md figures/*.png answers/*.md tables/*.csv figures/*.pdf".replace("*", stem).split()
     table, picture, said, *files = (shown(profile) / end for end in ends)
     if said.exists():
-        out["answer"] = html(f"**Answer:** {said.read_text(encoding='utf-8')}")
+        out["said"] = html(said.read_text(encoding="utf-8"))
+        out["answer"] = out["said"].replace("<p>", "<p><strong>Answer:</strong> ", 1)
     out["files"] = [f"{file.parent.name}/{file.name}" for file in files if file.exists()]
     if table.exists():
         first, *more = re.split(r"^## ", table.read_text(encoding="utf-8").partition("\n")[2], flags=re.M)
@@ -234,7 +268,7 @@ def _entry(profile: str, stem: str, sources: Mapping[str, tuple]) -> dict:
         out["folded"] = [(part.partition("\n")[0].replace("`", ""), html(part.partition("\n")[2])) for part in more]
     if picture.exists():
         out["full"] = f"figures/{stem}.png"
-        out["picture"] = base64.b64encode(picture.read_bytes()).decode()
+        out["picture"] = _small(picture)
     return out
 
 
@@ -255,16 +289,22 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
     "Write the page of a profile"
     from jinja2 import Environment
 
-    about = lookup("profile", profile, PROFILES).about
-    records, sources, claims = [*each_record(profile, ["run", "made"])], _said(), shown(profile) / "claims.md"
+    about, parts = lookup("profile", profile, PROFILES).about, dict.fromkeys(_PARTS.values())
+    beside = PROFILES if profile == "glyphs" else ()  # the study's own page shows all that there are records of
+    names = dict.fromkeys([profile, *(name for name in beside if batch_file(name).is_file())])
+    made = {name: [*each_record(name, ["run", "made"])] for name in names}
+    sources, claims = _said(), shown(profile) / "claims.md"
+    entries = [_entry(profile, stem, sources) for stem in stems(profile)]
+    for part, title in _PARTS.items():
+        parts[title] = [entry for entry in entries if _part(entry["stem"]) == part]
     page = Environment(autoescape=True).from_string(asset("report.html").read_text(encoding="utf-8"))
     page = page.render(
         profile=profile,
         about=about[0].upper() + about[1:] + ("" if about[-1] in "?!." else "."),
-        datasets=", ".join(dict.fromkeys(record["run"]["dataset"] for record in records)),
-        entries=[_entry(profile, stem, sources) for stem in stems(profile)],
+        runs={name: (len(records), PROFILES[name].about) for name, records in made.items()},
+        parts={title: some for title, some in parts.items() if some},
         claims=html(claims.read_text(encoding="utf-8").partition("\n")[2]) if claims.exists() else "",
-        made=_provenance(records),
+        made=_provenance([record for records in made.values() for record in records]),
     )
     return write_output(shown(profile) / "report.html", page + "\n")
 
