@@ -180,15 +180,13 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
-_FINDINGS = (
-    "tuned reality axes trials trials_rank agreement ledger omniglot_few validation photos noise inflation".split()
-)
+_OURS = "tuned reality decay axes trials trials_rank agreement ledger omniglot_few validation photos noise inflation".split()
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
 
 def _part(stem: str) -> str:  # a key of _PARTS
     paper = stem.partition("_")[0]
-    return "ours" if stem in _FINDINGS else paper if paper in _PARTS else "more"
+    return "ours" if stem in _OURS else paper if paper in _PARTS else "more"
 
 # %% ../nbs/97_report.ipynb #158bdece
 def stems(profile: str) -> list[str]:
@@ -199,7 +197,7 @@ def stems(profile: str) -> list[str]:
     def place(stem: str) -> tuple:
         name, number, more = _ORDER.match(stem.partition("_")[2] or stem).groups()
         kind = {"table": 0, "main": 1, "fig": 2}.get(name, 3)
-        first = _FINDINGS.index(stem) if stem in _FINDINGS else 0
+        first = _OURS.index(stem) if stem in _OURS else 0
         return [*_PARTS].index(_part(stem)), first, stem == "protocol", kind, name, int(number or 0), more
 
     return sorted(found, key=place)
