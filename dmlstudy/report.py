@@ -243,17 +243,25 @@ def _small(file: Path) -> str:  # base64 of a WebP
     picture.save(photo := io.BytesIO(), "WEBP", quality=80)
     return base64.b64encode(min(lines.getvalue(), photo.getvalue(), key=len)).decode()
 
+# %% ../nbs/97_report.ipynb #6293649f
+def _maker(stem: str, sources: Mapping[str, tuple]) -> tuple[str, str]:  # path of its notebook, title
+    "Which notebook makes a table or a figure, and how that is called"
+    cells = [(path, *cell) for path, (_, _, parts) in sources.items() for cell in parts if f'"{stem}"' in cell[1]]
+    writes = re.compile(rf'(write_\w+\(|stem = )"{stem}"')
+    order = lambda found: (Path(found[0]).stem != stem, not writes.search(found[2]))
+    made, head, _ = min(cells, key=order, default=("", "", ""))
+    title = sources[made][0] if made else stem
+    if Path(made).stem in (stem, ""):
+        return made, title
+    if head and _part(stem) in ("ours", "more"):  # a notebook may make several
+        return made, head if _part(stem) == "ours" else f"{head} ({Path(made).stem})"
+    return made, "".join([_title(stem), *title.partition(":")[1:]])
+
 # %% ../nbs/97_report.ipynb #48c9a4ae
 def _entry(profile: str, stem: str, sources: Mapping[str, tuple]) -> dict:
     "All that the page says about a table or a figure; `sources` as from `_said`"
-    writes = lambda code: re.search(rf'(write_\w+\(|stem = )"{stem}"', code)
-    makers = [(path, head) for path, (_, _, cells) in sources.items() for head, code in cells if writes(code)]
-    named = [(path, head) for path, (_, _, cells) in sources.items() for head, code in cells if f'"{stem}"' in code]
-    made, head = next(iter([(p, h) for p, h in makers + named if Path(p).stem == stem] + makers + named), ("", ""))
-    title, paragraphs, _ = sources.get(made, (stem, [], []))
-    if Path(made).stem not in (stem, ""):  # a notebook may make several
-        own = f"{head} ({Path(made).stem})" if _part(stem) == "more" else head
-        title = own if head and _part(stem) in ("ours", "more") else _title(stem)
+    made, title = _maker(stem, sources)
+    paragraphs = sources[made][1] if made else []
     out = {"stem": stem, "title": plain_math(title), "about": html("\n\n".join(paragraphs)), "notebook": made}
     ends = "tables/*.md figures/*.png answers/*.md tables/*.csv figures/*.pdf".replace("*", stem).split()
     table, picture, said, *files = (shown(profile) / end for end in ends)
