@@ -180,7 +180,7 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
-_OURS = ["tuned", "reality", "decay", "axes", "trials", "trials_rank", "agreement", "ledger", "omniglot_few"]
+_OURS = ["tuned", "reality", "decay", "trials", "trials_rank", "agreement", "ledger", "omniglot_few"]
 _OURS += ["validation", "photos", "noise", "inflation"]
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
@@ -237,9 +237,9 @@ def _small(file: Path) -> str:  # base64 of a WebP
     from PIL import Image
 
     with Image.open(file) as picture:
-        picture.thumbnail((1000, 3000))
+        picture.thumbnail((900, 2700))
         picture = picture.convert("RGB")
-    picture.quantize(64).convert("RGB").save(lines := io.BytesIO(), "WEBP", lossless=True)
+    picture.quantize(32).convert("RGB").save(lines := io.BytesIO(), "WEBP", lossless=True)
     picture.save(photo := io.BytesIO(), "WEBP", quality=80)
     return base64.b64encode(min(lines.getvalue(), photo.getvalue(), key=len)).decode()
 

@@ -28,7 +28,7 @@ STEMS = {
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
-    *("reality", "trials", "agreement", "axes", "decay"),
+    *("reality", "trials", "agreement", "decay"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -52,7 +52,6 @@ ALONE = {
     "reality",
     "trials",
     "agreement",
-    "axes",
     "decay",
     "validation",
     "sec_theory",
