@@ -55,7 +55,9 @@ def model(tmp_path_factory):
 def server(model):
     """The command, and the address it prints."""
     call = [sys.executable, "-m", "dmlstudy", "find", "--model", str(model), "--serve", "--port", "0", "--k", "6"]
-    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background command is deaf to Ctrl-C
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heard}
+    with subprocess.Popen(call, text=True, **pipes) as process:
         line = process.stdout.readline()
         assert "shows what is nearest to a picture; Ctrl-C ends it" in line, process.stderr.read()
         yield re.match(r"http://127\.0\.0\.1:\d+/", line)[0]
