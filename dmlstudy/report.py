@@ -199,7 +199,7 @@ def stems(profile: str) -> list[str]:
         name, number, more = _ORDER.match(stem.partition("_")[2] or stem).groups()
         kind = {"table": 0, "main": 1, "fig": 2}.get(name, 3)
         first = _OURS.index(stem) if stem in _OURS else 0
-        return [*_PARTS].index(_part(stem)), first, stem == "protocol", kind, name, int(number or 0), more
+        return [*_PARTS].index(_part(stem)), first, stem == "protocol", kind, name, int(number or 0), more, stem
 
     return sorted(found, key=place)
 
