@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-PARAMETRISED = [p for p in NOTEBOOKS if p.parent.name in ("experiments", "paper")]
+PARAMETRISED = [p for p in NOTEBOOKS if p.parent.name == "experiments"]
 
 
 def cells(path: Path) -> list[dict]:
