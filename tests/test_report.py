@@ -156,7 +156,7 @@ def test_nothing_to_draw_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     records.write_batch("smoke", [imagenet])
     source = notebooks() / "experiments/roth_fig1.ipynb"
-    assert draw([(source, tmp_path / "fig1.ipynb", {"profile": "smoke"})], 1) == []
+    assert draw([(source, tmp_path / "fig1.ipynb", {"profile": "smoke", "train": False})], 1) == []
     assert "nothing to draw: profile smoke has no records" in (tmp_path / "fig1.ipynb").read_text()
     fig, ax = plt.subplots()
     dots(ax, pd.DataFrame({"mean": [], "low": [], "high": []}))
