@@ -16,7 +16,11 @@ from dmlstudy.records import load_record
 from dmlstudy.study import EXPERIMENTS, PROFILES, run_of
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = {("search", "seed"), *((name, "dataset") for name in ("halves", "sizes", "axes", "sec_controls"))}  # whose defaults are their own
+OWN = {("search", "seed")}  # whose defaults are their own
+OWN |= {(name, "dataset") for name in ("halves", "sizes", "axes", "sec_controls")}
+    ("search", "seed"),
+    *((name, "dataset") for name in ("halves", "sizes", "axes", "sec_controls")),
+}  # whose defaults are their own
 NOTEBOOKS = sorted((ROOT / "nbs" / "experiments").glob("*.ipynb"))
 
 
