@@ -66,6 +66,15 @@ def test_worked_case(case):
     torch.testing.assert_close(gradient(value, f), slope, rtol=1e-7, atol=1e-6 * float(slope.abs().max()))
 
 
+def test_supcon_as_released_has_singletons_in_its_mean():
+    """1.7563 on the uneven batch, where the formula has 2.3417: two of its eight anchors have no positive."""
+    batch = CASES["batches"]["uneven"]
+    f, labels = torch.tensor(batch["x"], dtype=torch.float64), torch.tensor(batch["labels"])
+    value = make_loss("supcon", variant="published", loss_scale=1.0)(f, labels)
+    assert value.item() == pytest.approx(1.7563, abs=5e-5)
+    assert value.item() == pytest.approx(CASES["cases"]["supcon/uneven"]["value"] * 6 / 8)
+
+
 def test_every_worked_case_of_pairs_is_tested():
     beside = "threshold_consistent margin_contrastive xbm_contrastive coding_rate matryoshka_supcon s2sd_kl".split()
     assert {name.split("/")[0] for name in CASES["cases"]} == {*MADE, *beside}
