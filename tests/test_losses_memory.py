@@ -197,6 +197,27 @@ def test_a_value_kept_while_the_memory_goes_on_has_its_gradient():
     torch.testing.assert_close(f.grad, alone)
 
 
+@pytest.mark.parametrize("name", [name for name, kind in LOSSES.items() if kind.takes_targets])
+def test_rows_of_targets_reach_the_loss_inside(name):
+    f, features, made = embeddings(), embeddings(seed=1), make_loss(name, CLASSES, DIM)
+    table = torch.rand(8, CLASSES, generator=generator(0, "targets"), dtype=torch.float64)
+    nested = matryoshka(made, (2, DIM)).double()
+    parts = [part(f[:, :d], positives=table) for part, d in zip(nested.loss, nested.dims, strict=True)]
+    torch.testing.assert_close(nested(f, positives=table), sum(parts))
+    taught = s2sd(made, DIM, dims=(3,), weight=0.0).double()
+    wide = taught.of_heads[0](taught.heads[0](features), positives=table)
+    value = taught(f, positives=table, features=features)
+    torch.testing.assert_close(value, (made.double()(f, positives=table) + wide) / 2)
+    with pytest.raises(ValueError, match=r"must have shape \(8, 4\)"):
+        nested(f, positives=torch.eye(8))
+
+
+@pytest.mark.parametrize("name", ["arcface", "proxy_anchor"])
+def test_what_takes_labels_alone_does_so_inside(name):
+    with pytest.raises(ValueError, match="give labels instead of positives"):
+        matryoshka(make_loss(name, CLASSES, DIM), (2,))(embeddings(), positives=torch.eye(8))
+
+
 def test_evaluation_reads_and_does_not_write():
     loss = with_memory(make_loss("sincere"), 8, warmup=1)
     (f, labels), (h, other) = batches(2)
