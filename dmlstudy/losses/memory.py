@@ -209,8 +209,7 @@ def _taught(f: Tensor, teachers: list[Tensor], temperature: float) -> Tensor:
 # %% ../../nbs/57_losses.memory.ipynb #594a5c30
 def _check_features(features: Tensor | None, shape: tuple) -> None:
     "Refuse a batch without features, or with others than these heads look at"
-    got = None if features is None else tuple(features.shape)
-    if got != shape:
+    if (got := None if features is None else tuple(features.shape)) != shape:
         raise ValueError(f"heads need features {shape}: loss(f, labels, features=h); got {got}")
 
 # %% ../../nbs/57_losses.memory.ipynb #cd3371dc
