@@ -282,8 +282,8 @@ def test_folds_of_a_replicate_are_held_out_in_training():
 
 
 def test_the_whole_network_trains_at_a_larger_side():
-    less = {"steps": 60, "eval_every": 60, "images_per_class": 4, "measure": "train", "train_queries": None}
-    run = run_of("omniglot_whole", "omniglot_few", "Contrastive (D)", **less)
+    less = {"steps": 60, "eval_every": 60, "train_classes": 100, "images_per_class": 4, "measure": "train"}
+    run = run_of("omniglot_whole", "omniglot", "Contrastive (D)", train_queries=None, **less)
     record = fit(run, device="cpu")
     assert record["run"]["model"] == "convnet_35" and record["run"]["weights"] is None
     before, after = record["curves"]["train"]["recall@1"]
