@@ -180,8 +180,8 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
-_OURS = ["tuned", "reality", "decay", "trials", "trials_rank", "agreement", "ledger", "omniglot_few"]
-_OURS += ["validation", "photos", "noise", "inflation"]
+_OURS = ["tuned", "reality", "decay", "trials", "trials_rank", "agreement", "ledger", "omniglot_few", "omniglot_all"]
+_OURS += ["one_shot", "validation", "photos", "noise", "inflation"]
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
 
