@@ -511,6 +511,33 @@ def test_add_ons_against_loops():
     assert make_regularizer("coding_rate", eta=1.0)(wide).item() == pytest.approx(-rate.item())
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_threshold_consistent_of_pytorch_metric_learning(seed):
+    f, theirs = embeddings(seed=seed), pml.ThresholdConsistentMarginLoss(margin_plus=0.8, margin_minus=0.1)
+    values = make_regularizer("threshold_consistent", pos_margin=0.8, neg_margin=0.1)(f, LABELS), theirs(f, LABELS)
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(gradient(value, f) for value in values))
+
+
+def test_threshold_consistent_takes_a_matrix():
+    """Equal labels as a matrix of any weight; and a one-sided matrix of weights, pair by pair."""
+    term, same = make_regularizer("threshold_consistent"), LABELS[:, None] == LABELS
+    for f in (embeddings(), embeddings().detach().half()):
+        for P in (same, 0.3 * same, 7.0 * same.double()):
+            torch.testing.assert_close(term(f, positives=P), term(f, LABELS))
+    f, P = embeddings(), torch.randint(3, (8, 8), generator=generator(2, "weights")).double()
+    z, pairs = unit(f), [(i, j) for i in range(8) for j in range(8) if i != j]
+    pulls = [(P[i, j], 0.9 - z[i] @ z[j]) for i, j in pairs if P[i, j] and z[i] @ z[j] < 0.9]
+    pushes = [z[i] @ z[j] - 0.5 for i, j in pairs if not P[i, j] and z[i] @ z[j] > 0.5]
+    by_hand = sum(w * x for w, x in pulls) / sum(w for w, _ in pulls) + sum(pushes) / max(1, len(pushes))
+    values = term(f, positives=P), by_hand
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(gradient(value, f) for value in values))
+    for wrong, said in (({"labels": LABELS, "positives": P}, "not both"), ({"positives": P[:5]}, "must have shape")):
+        with pytest.raises(ValueError, match=said):
+            term(f, **wrong)
+
+
 @pytest.mark.parametrize("case", FINITE)
 @pytest.mark.parametrize("name", ["threshold_consistent", "coding_rate"])
 def test_add_ons_on_odd_batches(name, case):
