@@ -355,26 +355,24 @@ class TupletMarginLoss(Loss, name="tuplet_margin"):
         self.scale, self.beta, self.lam, self.epsilon = scale, beta, lam, epsilon
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
-        *_, tuplets, _, _, spread = sum_over_rows(self.spread, z, labels, first=(_totals, self.tuplets, self.means))
+        *_, tuplets, _, _, spread = sum_over_rows(self.spread, z, labels, first=(_totals, self.tuplets))
         return tuplets + self.lam * spread
 
-    def tuplets(self, s: Tensor, positives: Tensor, negatives: Tensor, of_p: Tensor, of_n: Tensor) -> tuple[Tensor]:
+    def tuplets(
+        self, s: Tensor, positives: Tensor, negatives: Tensor, n_p: Tensor, n_n: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:  # mean over tuplets, and mean cosines of either kind of pairs
         c = s.clamp(-1 + 1e-6, 1 - 1e-6)
         along, across = self.scale * math.cos(self.beta), self.scale * math.sin(self.beta)
         moved = c * along + (1 - c.square()).sqrt() * across
         against = log_sum_exp(self.scale * s, negatives)
         tuplets = F.softplus(against[:, None] - moved, threshold=60)
-        return ((tuplets * _mean_weights(positives, of_p)).sum(),)
-
-    def means(
-        self, s: Tensor, positives: Tensor, negatives: Tensor, of_p: Tensor, of_n: Tensor, tuplets: Tensor
-    ) -> tuple[Tensor, Tensor]:  # cosines of either kind of pairs
-        return (s * _mean_weights(positives, of_p)).sum(), (s * _mean_weights(negatives, of_n)).sum()
+        of_p, of_n = _mean_weights(positives, n_p), _mean_weights(negatives, n_n)
+        return (tuplets * of_p).sum(), (s * of_p).sum(), (s * of_n).sum()
 
     def spread(
-        self, s: Tensor, positives: Tensor, negatives: Tensor, of_p: Tensor, of_n: Tensor, tuplets: Tensor, *means
+        self, s: Tensor, positives: Tensor, negatives: Tensor, n_p: Tensor, n_n: Tensor, _: Tensor, *means: Tensor
     ) -> tuple[Tensor]:
-        of_p, of_n = _mean_weights(positives, of_p), _mean_weights(negatives, of_n)
+        of_p, of_n = _mean_weights(positives, n_p), _mean_weights(negatives, n_n)
         least, most = (1 - self.epsilon) * means[0], (1 + self.epsilon) * means[1]
         spread = torch.where(negatives, s - most, least - s).relu().square()
         return ((spread * (of_p + of_n)).sum(),)
