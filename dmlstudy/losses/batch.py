@@ -320,7 +320,7 @@ class NormalizedNPairLoss(Loss, name="normalized_npair"):
 # %% ../../nbs/51_losses.batch.ipynb #8144edf4
 def _totals(s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
     "Weights of all positive pairs, and the number of negative ones"
-    return positives.sum(dtype=s.dtype), negatives.sum(dtype=s.dtype)
+    return positives.to(s.dtype).sum(), negatives.to(s.dtype).sum()
 
 # %% ../../nbs/51_losses.batch.ipynb #8c9ca2cf
 def _mean_weights(mask: Tensor, total: Tensor) -> Tensor:  # of the mask's shape; 0 for an empty mask
