@@ -117,6 +117,17 @@ def _best(runs: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
     return runs[order == order.groupby(alike).transform("max")]
 
 
+def _as_main(rows: pd.DataFrame, runs: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
+    "Of rows in several settings, such as folds, those in that of the methods' main runs: none is averaged"
+    main = runs[runs["main"] & runs["method"].isin(methods)]
+    for name in (f.name for f in fields(Run) if f.name in rows and f.name not in {"seed", *_MACHINE}):
+        if len(values := {*rows[name].map(str)}) > 1:
+            rows = rows[rows[name].isin(main[name])]
+            if len({*rows[name].map(str)}) != 1:
+                raise ValueError(f"{name} is one of {', '.join(sorted(values))}: the claim has to say which in `args`")
+    return rows
+
+
 def _paired(runs, a, b, a_fields, b_fields, metric, free) -> pd.Series:
     "Seed -> value of a minus value of b"
     left, right = _cell(runs, a, a_fields), _cell(runs, b, b_fields)
@@ -125,7 +136,7 @@ def _paired(runs, a, b, a_fields, b_fields, metric, free) -> pd.Series:
     apart = {*(a_fields or ()), *(b_fields or ()), *free} | (_OWN if a != b else {"method"}) | _MACHINE
     on = [f.name for f in fields(Run) if f.name in runs and f.name not in apart]
     left, right = (_best(side, on)[[*on, metric]] for side in (left, right))
-    both = left.merge(right, on=on, suffixes=("", " b"))
+    both = _as_main(left.merge(right, on=on, suffixes=("", " b")), runs, (a, b))
     return (both[metric] - both[f"{metric} b"]).groupby(both["seed"]).mean().dropna()
 
 # %% ../nbs/95_claims.ipynb #fc814925
@@ -185,16 +196,26 @@ def interaction(
     return _mean_effect([(gains[0] - gains[1]).dropna()])
 
 # %% ../nbs/95_claims.ipynb #6bb3c266
-def _sweeps(runs, methods, field, metric, free) -> list[pd.DataFrame]:
-    "Seeds by levels of a field, a table for each method (and whatever else differs); at least three levels"
-    if field not in runs or metric not in runs:
+def _swept(runs, methods, field, free) -> list[pd.DataFrame]:
+    "The runs of each method's sweep of a field: alike in all else, three levels or more, seeds that have all levels"
+    rows = runs[runs["method"].isin(methods) & runs[field].notna()] if field in runs else runs.iloc[:0]
+    if rows.empty or rows[field].nunique() < 3:
         return []
-    rows = runs[runs["method"].isin(methods) & runs[field].notna()]
-    if rows[field].nunique() < 3:
-        return []
-    apart = {field, "seed", "loss_lr", *free} | _MACHINE
+    apart, found = {field, "seed", "loss_lr", *free} | _MACHINE, {}
     others = [f.name for f in fields(Run) if f.name in rows and f.name not in apart]
-    groups = [rows for _, rows in rows.groupby(rows[others].map(str).agg("|".join, axis=1)) if len(rows) >= 3]
+    for _, own in rows.groupby(rows[others].map(str).agg("|".join, axis=1)):
+        method = own["method"].iloc[0]
+        own = pd.concat(_as_main(level, runs, [method]) for _, level in own.groupby(field))  # of free fields
+        there = pd.crosstab(own["seed"], own[field]).all(axis=1)
+        if own[field].nunique() >= 3 and there.any():
+            found.setdefault(method, []).append(own[own["seed"].map(there)])
+    first = {method: pd.concat([own.iloc[:1] for own in some], ignore_index=True) for method, some in found.items()}
+    return [found[m][i] for m, rows in first.items() for i in _as_main(rows[others], runs, [m]).index]
+
+
+def _sweeps(runs, methods, field, metric, free) -> list[pd.DataFrame]:
+    "Seeds by levels of a field, a table for each method; at least three levels"
+    groups = _swept(runs, methods, field, free) if metric in runs else []
     tables = [group.pivot_table(index="seed", columns=field, values=metric).dropna() for group in groups]
     return [table for table in tables if table.shape[1] >= 3 and len(table)]
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Run', 'make_run', 'lookup', 'hyperparameters_of', 'make_named', 'check_numbers', 'root', 'cache_dir', 'outputs',
-           'asset', 'write_atomically', 'generator', 'versions']
+           'asset', 'write_atomically', 'generator', 'numbers', 'names', 'versions']
 
 # %% ../nbs/01_core.ipynb #5cfcc8be
 import dataclasses
@@ -22,7 +22,7 @@ import tempfile
 import types
 import typing
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata, resources
@@ -360,6 +360,38 @@ def generator(
 
     digest = hashlib.sha256(json.dumps([operator.index(seed), *purpose], default=operator.index).encode()).digest()
     return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+# %% ../nbs/01_core.ipynb #c0de1e01
+def numbers(
+    words: Sequence[str],  # such as "0-4", "7", "1,3"
+    kind: str = "seed",  # or replicate
+) -> list[int]:  # each once, in the order given
+    "Seeds or replicates as people write them"
+    found: list[int] = []
+    for word in " ".join(words).replace(",", " ").split():
+        first, dash, last = word.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{word!r} is not a {kind}: write them as 0 2 5-7")
+        if int(last or first) < int(first):
+            raise ValueError(f"{word!r} holds no {kind}, as it ends before it begins: write {last}-{first}")
+        found += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
+        if len(found) > 100_000:
+            raise ValueError(f"{word!r} holds {int(last or first) - int(first) + 1:,} {kind}s: 100,000 are the most")
+    if words and not found:
+        raise ValueError(f"{' '.join(words)!r} holds no {kind}: write them as 0 2 5-7, or leave --{kind}s out for all")
+    return [*dict.fromkeys(found)]
+
+# %% ../nbs/01_core.ipynb #c0de1e02
+def names(
+    words: Sequence[str],
+    mark: str = ",",  # what separates names within a word
+) -> list[str]:  # each once, in the order given
+    "Names as people write them"
+    parts = (part for word in words for part in ([word] if word.startswith("folder:") else word.split(mark)))
+    found = [*dict.fromkeys(part.strip() for part in parts if part.strip())]
+    if words and not found:
+        raise ValueError(f"{' '.join(words)!r} holds no name: give one, or leave the option out for all")
+    return found
 
 # %% ../nbs/01_core.ipynb #87c64f0d
 _PACKAGES = ("torch", "torchvision", "numpy", "faiss-gpu", "faiss-cpu", "pillow", "matplotlib")

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pandas as pd
 
-from .claims import _MACHINE, _OWN, _best, _cell, _wide, read_ledger
+from .claims import _MACHINE, _OWN, _as_main, _best, _cell, _swept, _wide, read_ledger
 from .core import Run, asset, lookup, write_atomically
 from .look import COLOURS, arm_of, family_of
 from .methods import METHODS
@@ -209,24 +209,17 @@ def _compared(runs: pd.DataFrame, pair: tuple[str, str], sides: tuple, free: Seq
         on = [f.name for f in fields(Run) if f.name in runs and f.name not in apart]
         cells = [_best(cell, on) for cell in cells]
     both = cells[0][[*on, "row"]].merge(cells[1][[*on, "row"]], on=on, suffixes=(0, 1))
+    both = both if sides == (None, None) else _as_main(both, runs, pair)
     return {(side, row) for side in (0, 1) for row in both[f"row{side}"]}
 
 
-def _swept(runs: pd.DataFrame, args: Mapping) -> set[tuple[int, int]]:
-    "Side 0 and row of the runs of a sweep: alike but for a field, at three levels or more, by seeds that have all"
-    field, found = args["field"], set()
+def _levels(runs: pd.DataFrame, args: Mapping) -> set[tuple[int, int]]:
+    "Side 0 and row of the runs of a sweep"
+    field = args["field"]
     if zero := args.get("zero"):  # its main runs are level 0
         plain = runs[(runs["method"] == zero) & runs["main"]]
         runs = pd.concat([runs, *(plain.assign(method=m, **{field: 0.0}) for m in args["methods"] if len(plain))])
-    rows = runs[runs["method"].isin(args["methods"]) & runs[field].notna()]
-    if rows[field].nunique() < 3:
-        return found
-    apart = {field, "seed", "loss_lr", *args.get("free", ())} | _MACHINE
-    alike = rows[[f.name for f in fields(Run) if f.name in rows and f.name not in apart]].map(str).agg("|".join, axis=1)
-    for _, own in rows.groupby(alike):
-        table = own.pivot_table(index="seed", columns=field, values="row").dropna()
-        found |= {(0, row) for row in own.loc[own["seed"].isin(table.index), "row"]} if table.shape[1] > 2 else set()
-    return found
+    return {(0, row) for own in _swept(runs, args["methods"], field, args.get("free", ())) for row in own["row"]}
 
 # %% ../nbs/98_explorer.ipynb #148bc704
 def evidence(
@@ -245,7 +238,7 @@ def evidence(
             for pair in zip(args["a"], args["b"], strict=True):
                 found |= {one for side in sides for one in _compared(own, pair, side, free)}
         elif "field" in args:
-            found |= _swept(own, args)
+            found |= _levels(own, args)
         elif "metric" not in args:  # else it is computed and not sampled
             tables = [_wide(own, group, "row") for group in groups]
         found |= {(0, row) for table in tables for row in table.to_numpy().ravel()}

@@ -18,12 +18,24 @@ from torch import Tensor, nn
 
 from .core import check_numbers, lookup, make_named
 from .core import generator as new_generator
-from .distances import as_float, check_batch, pair_masks, settings, unit
+from .distances import as_float, check_batch, check_positives, pair_masks, settings, unit
+from .losses.base import masked_mean
 
 # %% ../nbs/60_regularizers.ipynb #0f923305
 def mean(values: Tensor) -> Tensor:  # scalar
     "Mean over the batch, 0 for an empty one"
     return values.sum() / max(len(values), 1)
+
+# %% ../nbs/60_regularizers.ipynb #60pairing
+def _pairing(f: Tensor, labels: Tensor | None, positives: Tensor | None) -> Tensor | None:
+    "What says which pairs are positive, checked: labels (B,), or a matrix (B, B)"
+    check_batch(f, torch.zeros(len(f), dtype=torch.int64, device=f.device) if labels is None else labels)
+    if positives is None:
+        return labels
+    if labels is not None:
+        raise ValueError("give labels or positives, not both: positives take the place of labels")
+    check_positives(positives, f)
+    return positives if positives.dtype == torch.bool else positives.detach().to(as_float(f))
 
 # %% ../nbs/60_regularizers.ipynb #8e4cf340
 class Regularizer(nn.Module):
@@ -53,9 +65,10 @@ class Regularizer(nn.Module):
         self,
         f: Tensor,  # embeddings, raw, (B, D)
         labels: Tensor | None = None,  # (B,); only terms on pairs use them
+        positives: Tensor | None = None,  # in place of labels: (B, B), boolean or weights; row i: positives of i
     ) -> Tensor:  # scalar, connected to f
         "The weighted term"
-        check_batch(f, torch.zeros(len(f), dtype=torch.int64, device=f.device) if labels is None else labels)
+        labels = _pairing(f, labels, positives)
         with torch.autocast(f.device.type, enabled=False):
             f, weight = as_float(f), self.weight()
             return (weight if self.ramp is None else weight.to(f)) * self.value(f, labels)
@@ -182,12 +195,11 @@ class ThresholdConsistent(Regularizer):
     def value(self, f: Tensor, labels: Tensor | None) -> Tensor:
         "Both means"
         if labels is None:
-            raise ValueError("ThresholdConsistent looks at pairs: call it with labels, reg(f, labels)")
-        z = unit(f)
-        s, (positives, negatives) = z @ z.T, pair_masks(labels)
+            raise ValueError("ThresholdConsistent looks at pairs: call it with labels, reg(f, labels), or positives=")
+        z, (positives, negatives) = unit(f), pair_masks(labels)
+        s = z @ z.T
         hinges = (self.pos_margin - s, positives), (s - self.neg_margin, negatives)
-        active = [(torch.where(of, hinge, -1.0).relu()) for hinge, of in hinges]
-        return sum(hinge.sum() / (hinge > 0).sum().clamp(min=1) for hinge in active)
+        return sum(masked_mean(hinge, of * (hinge > 0)) for hinge, of in hinges)
 
 # %% ../nbs/60_regularizers.ipynb #c99d6912
 class CodingRate(Regularizer):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DRAWN', 'notebooks', 'execute_copy', 'draw', 'plain_math', 'html', 'stems', 'write_report', 'write_gallery',
-           'collect', 'custom_table', 'values', 'show']
+           'collect', 'custom_table', 'values', 'show', 'ask']
 
 # %% ../nbs/97_report.ipynb #7013a42a
 import base64
@@ -22,8 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .batch import Failure, Workers, cores, duration, explained, places
-from .core import Run, asset, lookup, make_run, root
+from .batch import FailedRuns, Failure, Workers, cores, duration, explained, failure_table, places, run_batch
+from .core import Run, asset, lookup, make_run, names, numbers, root
 from .methods import METHODS
 from dmlstudy.records import (
     batch_file,
@@ -34,11 +34,12 @@ from dmlstudy.records import (
     merge_records,
     outputs,
     own_record,
+    recorded,
     shown,
     tidy,
     write_output,
 )
-from .study import PROFILES, Job, all_runs, jobs_of, setting_of
+from .study import PROFILES, QUESTIONS, Job, all_runs, asked_by, jobs_of, setting_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,8 +181,8 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
-_OURS = ["tuned", "reality", "decay", "trials", "trials_rank", "agreement", "ledger", "omniglot_few", "omniglot_all"]
-_OURS += ["one_shot", "validation", "photos", "noise", "inflation"]
+_OURS = ["tuned", "tuned_lost", "reality", "decay", "sec_sign", "sec_sign_rates", "trials", "trials_rank", "agreement"]
+_OURS += ["ledger", "omniglot_few", "omniglot_all", "one_shot", "validation", "photos", "noise", "inflation"]
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
 
@@ -216,7 +217,7 @@ def _title(stem: str) -> str:  # such as "Roth et al., Table 4"
 def _said() -> dict[str, tuple[str, list[str], list[tuple]]]:  # path -> title, paragraphs, (heading, code) of cells
     "What the notebooks of tables and figures say"
     found = {}
-    for file in sorted((notebooks() / "paper").glob("*.ipynb")):
+    for file in sorted((notebooks() / "experiments").glob("*.ipynb")):
         cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(file.read_text(encoding="utf-8"))["cells"]]
         words = next((text for kind, text in cells if kind == "markdown"), f"# {file.stem}")
         head, *paragraphs = words.strip().split("\n\n")
@@ -228,7 +229,7 @@ def _said() -> dict[str, tuple[str, list[str], list[tuple]]]:  # path -> title, 
         code = [
             (head[-1] if head else "", text) for (kind, text), head in zip(cells, heads, strict=True) if kind == "code"
         ]
-        found[f"nbs/paper/{file.name}"] = (title.lstrip("# "), paragraphs, code)
+        found[f"nbs/experiments/{file.name}"] = (title.lstrip("# "), paragraphs, code)
     return found
 
 # %% ../nbs/97_report.ipynb #c818c13d
@@ -382,23 +383,56 @@ def _other_code(profile: str) -> str:  # empty: none that says what code made it
 # %% ../nbs/97_report.ipynb #cb35a553
 def show(
     profile: str,  # name in PROFILES
-    jobs: Iterable[Job] = (),  # whose experiment notebooks are drawn, too
+    questions: Sequence[str] = (),  # names in QUESTIONS; empty: all that the project has
     workers: int | None = None,  # None: one for each core, four at most
     out: Callable[[str], None] = print,
 ) -> list[Failure]:  # empty if all is well
     "Draw the tables and figures of a profile from its records, some notebooks side by side, and write the report"
     began, n = time.perf_counter(), sum(1 for _ in each_record(profile, ["run"]))
     tasks = []
-    for job in jobs:
-        parameters = {name: value for name, value in asdict(job).items() if name != "experiment"}
-        parameters["methods"] = job.methods or ""
-        tasks.append((notebooks() / "experiments" / f"{job.experiment}.ipynb", job.notebook(), parameters))
-    for source in sorted((notebooks() / "paper").glob("*.ipynb")):
-        for more in DRAWN.get(source.stem, [{}]):
-            name = "-".join([profile, source.stem, *more.values()])
-            tasks.append((source, outputs() / "notebooks" / "paper" / f"{name}.ipynb", {"profile": profile, **more}))
+    for source in sorted((notebooks() / "experiments").glob("*.ipynb")):
+        if source.stem in (questions or QUESTIONS):
+            calm = {"train": False} if QUESTIONS[source.stem] else {}
+            for more in DRAWN.get(source.stem, [{}]):
+                name = "-".join([profile, source.stem, *more.values()])
+                tasks.append((source, outputs() / "notebooks" / f"{name}.ipynb", {"profile": profile, **more, **calm}))
     failures = draw(tasks, workers)
     write_report(profile)
     write_gallery(profile)
     out(f"{n} records, {len(tasks)} notebooks drawn in {duration(time.perf_counter() - began)}{_other_code(profile)}")
     return failures
+
+# %% ../nbs/97_report.ipynb #97ask001
+def ask(
+    question: str,  # name in QUESTIONS
+    profile: str = "glyphs",  # name in PROFILES
+    datasets: str = "",  # separated by commas; empty: all that it asks
+    seeds: str | int = "",  # such as "0-2"; empty: all
+    methods: str = "",  # separated by semicolons; empty: all
+    train: bool = True,  # what is missing; False: nothing, as a batch has done that
+) -> "pd.DataFrame":  # profile, experiment, data set, draws, methods, runs
+    "Train what a question asks and nobody has recorded, and say which runs it is about"
+    words = lambda given: [str(given)] if given != "" else []
+    chosen = names(words(datasets)), numbers(words(seeds)), names(words(methods), ";")
+    jobs = asked_by(question, profile, *chosen)
+    if missing := [run for run in all_runs(jobs) if not recorded(run)] if train else []:
+        failures = run_batch(missing)
+        for own in dict.fromkeys(job.profile for job in jobs):
+            collect(own, all_runs(job for job in jobs if job.profile == own))
+        if failures:
+            raise FailedRuns(failure_table(failures))
+    return _asked_table(jobs)
+
+
+def _asked_table(jobs: Iterable[Job]) -> "pd.DataFrame":
+    import pandas as pd
+
+    rows = {}
+    for job in jobs:
+        drawn, runs = rows.setdefault((job.profile, job.experiment, job.dataset), ({}, set()))
+        drawn[("replicate", job.replicate) if job.seed is None else ("seed", job.seed)] = None
+        runs.update(job.runs())
+    said = lambda drawn: f"{next(iter(drawn))[0]}s {', '.join(str(n) for _, n in drawn)}"
+    columns = ["profile", "experiment", "data set", "draws", "methods", "runs"]
+    table = [(*of, said(drawn), len({run.method for run in runs}), len(runs)) for of, (drawn, runs) in rows.items()]
+    return pd.DataFrame(table, columns=columns)

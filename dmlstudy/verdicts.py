@@ -40,17 +40,18 @@ def against_print(
 
 # %% ../nbs/88_verdicts.ipynb #a468948d
 def printed_interval(
-    a: tuple[float, float, int],  # printed mean, standard deviation (ddof 1) and number of runs
-    b: tuple[float, float, int],
+    a: Sequence,  # printed mean, standard deviation (ddof 1) and number of runs, (3,), or of several rows, (k, 3)
+    b: Sequence,  # the same of what each is compared with
     level: float = 0.95,
-) -> tuple[float, float]:  # low, high, of a minus b
-    "Welch's interval of the difference of two printed means"
+) -> tuple[float, float]:  # low, high, of a minus b, averaged over the rows
+    "Welch's interval of the difference of printed means"
     check_numbers("interval", over=0, under=1, level=level)
-    (mean_a, std_a, n_a), (mean_b, std_b, n_b) = a, b
-    va, vb = std_a**2 / n_a, std_b**2 / n_b
-    df = (va + vb) ** 2 / (va**2 / (n_a - 1) + vb**2 / (n_b - 1))
-    half = stats.t.isf((1 - level) / 2, df) * np.sqrt(va + vb)
-    return float(mean_a - mean_b - half), float(mean_a - mean_b + half)
+    (mean_a, *_), (mean_b, *_) = np.atleast_2d(a).T, np.atleast_2d(b).T
+    _, std, n = np.concatenate([np.atleast_2d(a), np.atleast_2d(b)]).T
+    parts = std**2 / n / len(mean_a) ** 2  # of the error
+    df = parts.sum() ** 2 / (parts**2 / (n - 1)).sum()
+    value, half = np.mean(mean_a - mean_b), stats.t.isf((1 - level) / 2, df) * np.sqrt(parts.sum())
+    return float(value - half), float(value + half)
 
 # %% ../nbs/88_verdicts.ipynb #4797fc85
 def every_interval(
@@ -71,7 +72,7 @@ def over_sets(
     errors: Sequence[float],  # their standard errors, above 0
     families: Sequence[Hashable] | None = None,  # sets of one family share images; None: each is its own
     level: float = 0.95,
-) -> dict[str, float]:  # mean, low, high, next_low, next_high (a new family; NaN under five), tau, families
+) -> dict[str, float]:  # mean, low, high, next_low, next_high (a new family; NaN under four), tau, families
     "Mean effect over data sets with random effects, and what a new data set is to expect"
     check_numbers("interval", over=0, under=1, level=level)
     of = np.unique(range(len(effects)) if families is None else list(map(str, families)), return_inverse=True)[1]
@@ -82,7 +83,7 @@ def over_sets(
     found = combine_effects(y, se**2, method_re="pm")
     mean, error = found.mean_effect_re, found.sd_eff_w_re * np.sqrt(max(1, found.scale_hksj_re))
     out |= {"mean": mean, "low": mean - (half := stats.t.isf((1 - level) / 2, k - 1) * error), "high": mean + half}
-    if k > 4:
+    if k > 3:
         half = stats.t.isf((1 - level) / 2, k - 2) * np.sqrt(found.tau2 + error**2)
         out |= {"next_low": mean - half, "next_high": mean + half}
     return {name: float(v) for name, v in out.items()} | {"tau": float(np.sqrt(found.tau2)), "families": k}

@@ -54,5 +54,3 @@ REFUSED = {
     "boolean labels": (draw(8), PAIRS > 1, "use labels.long()"),
     "labels elsewhere": (draw(8), PAIRS.to("meta"), "labels are on meta"),
 }
-
-FIXED_WEIGHTS = ("circle", "ranked_list")  # losses whose slope is not that of their value

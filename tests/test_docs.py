@@ -78,7 +78,7 @@ def test_pages_need_no_network(site):
         tags = re.findall(r"<(?:script|img|link|iframe)\b[^>]*>", text)
         fetched = [tag for tag in tags if re.search(r'(src|href)="(https?:)?//', tag) and 'rel="canonical"' not in tag]
         assert not fetched, (page, fetched)
-    for name in ("50_losses.tuples", "60_regularizers", "paper/sec_theory"):
+    for name in ("50_losses.tuples", "60_regularizers", "experiments/sec_theory"):
         text = re.search(r"<article.*?</article>", (site / f"nbs/{name}.html").read_text(), re.S)[0]
         prose = re.sub(r"<(pre|code|table|style|script)\b.*?</\1>", "", text, flags=re.S)
         assert "<math" in prose and not re.search(r"\$\S", prose), name

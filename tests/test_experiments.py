@@ -1,4 +1,4 @@
-"""Parameters of the experiment notebooks are the fields of a run, and papermill runs them."""
+"""Papermill runs the questions and the notebook of one run, whose parameters are the fields of a run."""
 
 import ast
 import dataclasses
@@ -11,12 +11,12 @@ import nbformat
 import pytest
 from papermill import execute_notebook
 
+from dmlstudy.batch import history
 from dmlstudy.core import Run, make_run
-from dmlstudy.records import load_record
-from dmlstudy.study import EXPERIMENTS, PROFILES, run_of
+from dmlstudy.records import load_record, read_batch
+from dmlstudy.study import PROFILES, QUESTIONS, run_of
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = {("search", "seed"), *((name, "dataset") for name in ("halves", "sizes", "axes"))}  # whose defaults are their own
 NOTEBOOKS = sorted((ROOT / "nbs" / "experiments").glob("*.ipynb"))
 
 
@@ -45,37 +45,40 @@ def test_single_has_every_field_of_a_run():
     assert parameters(ROOT / "nbs" / "experiments" / "single.ipynb") == FIELDS
 
 
+def test_every_experiment_is_asked_by_a_question():
+    """Of every profile: those that a question names, and those of the profile that it is drawn for."""
+    assert {*QUESTIONS} | {"single"} == {p.stem for p in NOTEBOOKS}
+    said = [ask if isinstance(ask, dict) else {"experiment": ask} for asks in QUESTIONS.values() for ask in asks]
+    plain = {ask["experiment"] for ask in said if "profile" not in ask}
+    named = {(ask["profile"], ask["experiment"]) for ask in said if "profile" in ask}
+    for name, profile in PROFILES.items():
+        assert {e for e in profile.experiments if (name, e) not in named} <= plain
+    assert all(experiment in PROFILES[name].experiments for name, experiment in named)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_parameters_mean_what_the_fields_mean(path):
-    given = parameters(path)
-    if path.stem != "single" and "seed" in given:  # an experiment is asked for each seed of a profile
-        kind, default, comment = given.pop("seed")
-        usual = default == 0 and FIELDS["seed"][2].startswith(comment)
-        assert kind == "int" and (usual or (path.stem, "seed") in OWN)
-    for name, (kind, default, comment) in given.items():
-        if name in FIELDS:
-            assert kind == FIELDS[name][0]
-            if (path.stem, name) not in OWN:
-                assert (default, comment) == FIELDS[name][1:]
+def test_a_question_asks_for_what_it_reads(path):
+    """Its first cell asks in its own name, and each sweep that it reads is among what is asked."""
+    code = "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code")
+    asks = QUESTIONS.get(path.stem, [])
+    assert (f'ask("{path.stem}", profile, datasets, seeds, methods, train)' in code) == bool(asks)
+    asked = {ask if isinstance(ask, str) else ask["experiment"] for ask in asks}
+    assert {*re.findall(r'experiment_records\("(\w+)"', code)} <= asked
 
 
-def test_every_experiment_of_a_profile_has_a_notebook():
-    found = {p.stem for p in NOTEBOOKS}
-    assert {name for profile in PROFILES.values() for name in profile.experiments} <= found
-    assert found <= {*EXPERIMENTS, "single"}
-
-
-@pytest.mark.slow
-def test_papermill_runs_objectives(tmp_path, monkeypatch):
+def test_papermill_runs_a_question(tmp_path, monkeypatch):
+    """What is missing is trained, merged into the profile's records, and drawn; the second time nothing is trained."""
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
-    source, target = ROOT / "nbs" / "experiments" / "objectives.ipynb", tmp_path / "out.ipynb"
-    given = {"profile": "smoke", "dataset": "glyphs_fine", "seed": 3, "methods": "Softmax; ImageNet"}
-    execute_notebook(source, target, given, kernel_name="python3", progress_bar=False)
-    run = run_of("smoke", "glyphs_fine", "Softmax", 3)
-    assert load_record(run)["run"]["seed"] == 3
-    done = nbformat.read(target, as_version=4)
-    assert not any(o.output_type == "error" for c in done.cells if c.cell_type == "code" for o in c.outputs)
-    assert sum("image/png" in o.get("data", {}) for c in done.cells if c.cell_type == "code" for o in c.outputs) == 1
+    source, target = ROOT / "nbs" / "experiments" / "roth_table2.ipynb", tmp_path / "out.ipynb"
+    given = {"profile": "drill", "seeds": 1, "methods": "Softmax; Contrastive (D)"}
+    for _ in range(2):
+        execute_notebook(source, target, given, kernel_name="python3", progress_bar=False)
+        runs = [run_of("drill", "glyphs_fine", method, 1) for method in ("Softmax", "Contrastive (D)")]
+        assert [record["key"] for record in read_batch("drill")] == sorted(run.key() for run in runs)
+        assert all(len(history(run)) == 2 for run in runs)  # begun and done, once
+        done = nbformat.read(target, as_version=4)
+        assert not any(o.output_type == "error" for c in done.cells if c.cell_type == "code" for o in c.outputs)
+    assert "Softmax" in (tmp_path / "outputs/drill/tables/roth_table2.md").read_text()
 
 
 def test_papermill_runs_single(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The second to fourth ledger: written before their replicates, and recomputed from the records alone."""
+"""The second to fifth ledger: written before their replicates, and recomputed from the records alone."""
 
 import json
 import statistics
@@ -18,7 +18,7 @@ from dmlstudy.study import chosen_by_search
 
 ROOT = Path(__file__).resolve().parents[1]
 LEDGER = read_ledger()
-TABLES = {2: "ledger", 3: "tuned", 4: "reality"}  # version -> its table in outputs/tables
+TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign"}  # version -> its table in outputs/tables
 
 
 def records_of(version: int) -> list[dict]:
@@ -34,7 +34,14 @@ def git(*words: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    "version, file", [(2, "ledger_2.toml"), (3, "ledger_3.toml"), (3, "tuned_omniglot.json"), (4, "ledger_4.toml")]
+    "version, file",
+    [
+        (2, "ledger_2.toml"),
+        (3, "ledger_3.toml"),
+        (3, "tuned_omniglot.json"),
+        (4, "ledger_4.toml"),
+        (5, "ledger_5.toml"),
+    ],
 )
 def test_the_ledger_was_there_before_its_records(version, file):
     """Each record is of clean, committed code that held the file as it is now, and of a replicate that was new."""
@@ -119,8 +126,8 @@ def check_cell(version, cell, value):
     table = pd.read_csv(ROOT / f"outputs/tables/{TABLES[version]}.csv").set_index(["id", "of"])
     row = table.loc[cell]
     look = int(row["look"])
-    level = {10: {5: 0.0133, 10: 0.0377}, 20: {5: 0.0047, 10: 0.0133, 20: 0.0377}}[read_ledger(version)["cap"]][look]
-    first = 20 if version == 4 else 10
+    levels = {5: {5: 0.05}, 10: {5: 0.0133, 10: 0.0377}, 20: {5: 0.0047, 10: 0.0133, 20: 0.0377}}
+    level, first = levels[read_ledger(version)["cap"]][look], {4: 20, 5: 50}.get(version, 10)
     values = [100 * value(r) for r in range(first, first + look)]
     mean, half = statistics.mean(values), stats.t.isf(level / 2, look - 1) * statistics.stdev(values) / look**0.5
     assert row[["effect", "low", "high"]].tolist() == pytest.approx([mean, mean - half, mean + half], abs=2e-3)
@@ -162,6 +169,55 @@ def test_cells_of_tuned_rows_from_the_records_alone(cell, value):
 def test_cells_of_objectives_from_the_records_alone(cell, against, metric):
     one, other = (against, cell[1]) if cell[0] == "X7" else (cell[1], against)  # X7 names the control
     check_cell(4, cell, lambda r: stopped(one, r, metric, 4) - stopped(other, r, metric, 4))
+
+
+RATES = (5e-5, 2e-4, 8e-4, 3.2e-3)
+
+
+def crossed(method: str, replicate: int, head: str, lr: float) -> dict:  # curves of a run of the fifth ledger
+    wanted = method, replicate, head, lr
+    (curves,) = (
+        r["curves"]
+        for r in RECORDS[5]
+        if tuple(r["run"][name] for name in ("method", "replicate", "head", "lr")) == wanted
+    )
+    return curves
+
+
+def ends(method: str, replicate: int, head: str, rates=RATES) -> float:
+    """At the last step, mean over rates."""
+    return statistics.mean(crossed(method, replicate, head, lr)["test"]["recall@1"][-1] for lr in rates)
+
+
+def at_own_rate(method: str, replicate: int, head: str) -> float:
+    """The mean of both evaluations after step 0, at the rate whose held-out characters are best on these."""
+    runs = [crossed(method, replicate, head, lr) for lr in RATES]
+    held = [sum(sum(c["validation"][name][1:]) for name in ("recall@1", "map@r")) for c in runs]
+    return statistics.mean(runs[held.index(max(held))]["test"]["recall@1"][1:])
+
+
+@pytest.mark.parametrize(
+    "cell, value",
+    [
+        (("Y3", "SHT"), lambda r: ends("SHT + SEC", r, "bn") - ends("SHT", r, "bn")),
+        (
+            ("Y5", "MS"),
+            lambda r: (
+                (ends("MS + SEC", r, "bn") - ends("MS", r, "bn"))
+                - (ends("MS + SEC", r, "linear") - ends("MS", r, "linear"))
+            ),
+        ),
+        (("Y8", "SHT"), lambda r: at_own_rate("SHT + SEC", r, "bn") - at_own_rate("SHT", r, "bn")),
+        (("Y9", "MS"), lambda r: at_own_rate("MS + SEC", r, "linear") - at_own_rate("MS", r, "linear")),
+        (
+            ("Y13", "SHT + GE"),
+            lambda r: ends("SHT + SEC", r, "linear", RATES[1:3]) - ends("SHT + GE", r, "linear", RATES[1:3]),
+        ),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+)
+def test_cells_of_several_settings_from_the_records_alone(cell, value):
+    check_cell(5, cell, value)
 
 
 def test_what_was_not_searched_is_not_trained(monkeypatch, capsys):

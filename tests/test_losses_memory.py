@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytorch_metric_learning.losses as pml
 import torch
-from edge_batches import CLASSES, DIM, FINITE, FIXED_WEIGHTS
+from edge_batches import CLASSES, DIM, FINITE
 from test_losses_pairs import gradient, numeric
 from test_train import TINY, content, stop_at
 from torch.autograd import gradcheck
@@ -145,7 +145,7 @@ def test_any_loss_of_pairs_takes_a_memory(name):
         value = loss(f, labels)
         assert value.isfinite() and gradient(value, f).isfinite().all()
         assert (value.item() == plain(f, labels).item()) == (k == 0)
-    if name not in FIXED_WEIGHTS:
+    if not LOSSES[name].sets_slope:
         assert gradcheck(lambda f: loss.eval()(f, labels), f)
 
 
@@ -195,6 +195,27 @@ def test_a_value_kept_while_the_memory_goes_on_has_its_gradient():
     (first + second).backward()
     alone = gradient(apart(f, labels), f)
     torch.testing.assert_close(f.grad, alone)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in LOSSES.items() if kind.takes_targets])
+def test_rows_of_targets_reach_the_loss_inside(name):
+    f, features, made = embeddings(), embeddings(seed=1), make_loss(name, CLASSES, DIM)
+    table = torch.rand(8, CLASSES, generator=generator(0, "targets"), dtype=torch.float64)
+    nested = matryoshka(made, (2, DIM)).double()
+    parts = [part(f[:, :d], positives=table) for part, d in zip(nested.loss, nested.dims, strict=True)]
+    torch.testing.assert_close(nested(f, positives=table), sum(parts))
+    taught = s2sd(made, DIM, dims=(3,), weight=0.0).double()
+    wide = taught.of_heads[0](taught.heads[0](features), positives=table)
+    value = taught(f, positives=table, features=features)
+    torch.testing.assert_close(value, (made.double()(f, positives=table) + wide) / 2)
+    with pytest.raises(ValueError, match=r"must have shape \(8, 4\)"):
+        nested(f, positives=torch.eye(8))
+
+
+@pytest.mark.parametrize("name", ["arcface", "proxy_anchor"])
+def test_what_takes_labels_alone_does_so_inside(name):
+    with pytest.raises(ValueError, match="give labels instead of positives"):
+        matryoshka(make_loss(name, CLASSES, DIM), (2,))(embeddings(), positives=torch.eye(8))
 
 
 def test_evaluation_reads_and_does_not_write():
@@ -413,6 +434,33 @@ def test_add_ons_against_loops():
     wide = embeddings(4, 9)
     rate = torch.logdet(torch.eye(9).double() + 9 / (4 * 0.5) * unit(wide).T @ unit(wide)) / 2
     assert make_regularizer("coding_rate", eta=1.0)(wide).item() == pytest.approx(-rate.item())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threshold_consistent_of_pytorch_metric_learning(seed):
+    f, theirs = embeddings(seed=seed), pml.ThresholdConsistentMarginLoss(margin_plus=0.8, margin_minus=0.1)
+    values = make_regularizer("threshold_consistent", pos_margin=0.8, neg_margin=0.1)(f, LABELS), theirs(f, LABELS)
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(gradient(value, f) for value in values))
+
+
+def test_threshold_consistent_takes_a_matrix():
+    """Equal labels as a matrix of any weight; and a one-sided matrix of weights, pair by pair."""
+    term, same = make_regularizer("threshold_consistent"), LABELS[:, None] == LABELS
+    for f in (embeddings(), embeddings().detach().half()):
+        for P in (same, 0.3 * same, 7.0 * same.double()):
+            torch.testing.assert_close(term(f, positives=P), term(f, LABELS))
+    f, P = embeddings(), torch.randint(3, (8, 8), generator=generator(2, "weights")).double()
+    z, pairs = unit(f), [(i, j) for i in range(8) for j in range(8) if i != j]
+    pulls = [(P[i, j], 0.9 - z[i] @ z[j]) for i, j in pairs if P[i, j] and z[i] @ z[j] < 0.9]
+    pushes = [z[i] @ z[j] - 0.5 for i, j in pairs if not P[i, j] and z[i] @ z[j] > 0.5]
+    by_hand = sum(w * x for w, x in pulls) / sum(w for w, _ in pulls) + sum(pushes) / max(1, len(pushes))
+    values = term(f, positives=P), by_hand
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(gradient(value, f) for value in values))
+    for wrong, said in (({"labels": LABELS, "positives": P}, "not both"), ({"positives": P[:5]}, "must have shape")):
+        with pytest.raises(ValueError, match=said):
+            term(f, **wrong)
 
 
 @pytest.mark.parametrize("case", FINITE)

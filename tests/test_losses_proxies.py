@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import pytorch_metric_learning.losses as pml
 import torch
-from edge_batches import CLASSES, DIM, FINITE, FIXED_WEIGHTS, REFUSED
+from edge_batches import CLASSES, DIM, FINITE, REFUSED
 from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
@@ -451,8 +451,7 @@ TWICE += [
 ]
 
 
-# contextual's slope is set, not that of its value: tests of their own hold these
-@pytest.mark.parametrize("name, variant, more", [p for p in TWICE if p.values[0] not in ("contextual", *FIXED_WEIGHTS)])
+@pytest.mark.parametrize("name, variant, more", [p for p in TWICE if not LOSSES[p.values[0]].sets_slope])
 def test_second_derivative(name, variant, more):
     """Of the embeddings, the loss's own parameters and a factor on the loss; a loss that draws is made anew."""
     make = lambda: make_loss(name, 4, 5, variant, **more).double()

@@ -130,6 +130,14 @@ def test_scale_of_the_published_code(name, t):
     assert make_loss(name).param_groups(0.1) == []
 
 
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_published_supcon_counts_singletons_in_the_mean(labels):
+    f, lonely = embeddings(), sum((labels == y).sum().item() == 1 for y in labels)
+    published = make_loss("supcon", variant="published", loss_scale=1.0)
+    for pairing in ({"labels": labels}, {"positives": 0.3 * (labels[:, None] == labels)}):
+        assert published(f, **pairing).item() == pytest.approx(supcon(f, labels, 0.1) * (10 - lonely) / 10)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("t", [0, -0.1, math.nan])
 def test_temperature_is_positive(kind, t):

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-PARAMETRISED = [p for p in NOTEBOOKS if p.parent.name in ("experiments", "paper")]
+PARAMETRISED = [p for p in NOTEBOOKS if p.parent.name == "experiments"]
 
 
 def cells(path: Path) -> list[dict]:
@@ -48,8 +48,8 @@ def test_each_module_has_one_notebook():
 
 # The limits. LIBRARY was raised when rooms were added: losses since 2019, replicates, sequences of intervals, boxes,
 # folds, the explorer, files of embeddings, kept models for others, own losses in the race, wrong labels and long tails,
-# the report as an article. Else only ever lower these.
-LONGEST, MEDIAN, LIBRARY = 45, 15, 14_107
+# the report as an article, a matrix in place of labels for what is left. Else only ever lower these.
+LONGEST, MEDIAN, LIBRARY = 45, 15, 16_000
 
 
 def code_of(path: Path) -> tuple[list[str], list[str]]:

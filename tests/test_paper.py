@@ -20,7 +20,7 @@ from dmlstudy.tables import experiment_records, sampler_name, study_records
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS = folder_of("tables", "glyphs").parent
-NOTEBOOKS = sorted((ROOT / "nbs" / "paper").glob("*.ipynb"))
+NOTEBOOKS = sorted(p for p in (ROOT / "nbs" / "experiments").glob("*.ipynb") if p.stem != "single")
 STEMS = {
     *(f"roth_table{i}" for i in range(1, 10)),
     *(f"roth_fig{i}" for i in range(1, 13)),
@@ -28,7 +28,7 @@ STEMS = {
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
-    *("reality", "trials", "agreement", "decay", "omniglot_all", "one_shot"),
+    *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -55,6 +55,7 @@ ALONE = {
     "trials",
     "agreement",
     "decay",
+    "sec_sign",
     "validation",
     "sec_theory",
     "sec_table3",
@@ -84,7 +85,7 @@ def drawn(path: Path) -> bool:
 def test_toys_are_trained_again_to_about_the_same(toy, tmp_path, monkeypatch):
     """Their rounding differs between processors, and grows: means over seeds are compared, with their intervals."""
     monkeypatch.setenv("DMLSTUDY_OUTPUTS", str(tmp_path))
-    execute_notebook(ROOT / "nbs/paper/roth_toys.ipynb", None, {"toy": toy}, progress_bar=False)
+    execute_notebook(ROOT / "nbs/experiments/roth_toys.ipynb", None, {"toy": toy}, progress_bar=False)
     read = lambda folder: json.loads((folder / "records" / f"roth_toys_{toy}.json").read_text())["values"]
     before, again = read(ROOT / "outputs"), read(tmp_path)
     for variant, measures in before.items():

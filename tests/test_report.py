@@ -121,7 +121,7 @@ def test_how_it_was_made(page):
         "cpu (3 runs)",
         "0123abc (3 runs)",
         "2.14.1 (3 runs)",
-        "made by nbs/paper/roth_table2.ipynb",
+        "made by nbs/experiments/roth_table2.ipynb",
     ):
         assert part in " ".join(text.split()), part
 
@@ -155,8 +155,8 @@ def test_nothing_to_draw_is_said(tmp_path, monkeypatch):
     imagenet = {"key": run.key(), "run": asdict(run), "curves": {"test": curve, "train": curve}, "made": {}}
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     records.write_batch("smoke", [imagenet])
-    source = notebooks() / "paper/roth_fig1.ipynb"
-    assert draw([(source, tmp_path / "fig1.ipynb", {"profile": "smoke"})], 1) == []
+    source = notebooks() / "experiments/roth_fig1.ipynb"
+    assert draw([(source, tmp_path / "fig1.ipynb", {"profile": "smoke", "train": False})], 1) == []
     assert "nothing to draw: profile smoke has no records" in (tmp_path / "fig1.ipynb").read_text()
     fig, ax = plt.subplots()
     dots(ax, pd.DataFrame({"mean": [], "low": [], "high": []}))

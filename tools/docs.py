@@ -139,7 +139,7 @@ def main() -> None:
     publish(ROOT / "outputs", SOURCE / "outputs")
     write(SOURCE / "assets/iframe-worker.js", SHIM)
     shutil.copy(ROOT / "CITATION.cff", SOURCE)
-    folders = {"Tutorials": "tutorials", "Tables and figures": "paper", "Experiments": "experiments", "Speed": "bench"}
+    folders = {"Tutorials": "tutorials", "Tables and figures": "experiments", "Speed": "bench"}
     at = lambda path: str(path.relative_to(SOURCE))
     pages = lambda folder: [at(page_of(p)) for p in sorted((ROOT / "nbs" / folder).glob("*.ipynb"))]
     nav = [{"Start": "index.md"}, *({title: pages(folder)} for title, folder in folders.items())]

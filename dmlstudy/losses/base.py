@@ -46,10 +46,10 @@ class Loss(nn.Module):
     needs_triplets = False  # cannot do without them
     takes_positives = False  # only asks which pairs are positive: a matrix will do in place of labels
     takes_targets = False  # rows of weights over the classes will do in place of labels
+    sets_slope = False  # its gradient is said by its paper, and is not that of its value
     needs: tuple = ()  # among "n_classes", "dim"
     normalizes = True  # projects f on the unit sphere itself
-    lr: float | None = None  # learning rate of its own parameters; None: lr_factor times the network's
-    lr_factor = 1.0
+    lr, lr_factor = None, 1.0  # learning rate of its own parameters; None: lr_factor times the network's
 
     def __init_subclass__(cls, name: str = "", **more):
         super().__init_subclass__(**more)

@@ -32,7 +32,8 @@ class Around(Loss):
             raise ValueError(f"{type(self).__name__} goes around a loss of this library, from make_loss; got {loss!r}")
         super().__init__(loss.variant)
         self.loss, self.uses, self.needs_triplets = loss, loss.uses, loss.needs_triplets
-        self.takes_positives = loss.takes_positives
+        self.takes_positives, self.takes_targets = loss.takes_positives, loss.takes_targets
+        self.n_classes = getattr(loss, "n_classes", None)
 
     def param_groups(
         self,
@@ -45,11 +46,6 @@ class Around(Loss):
 def _losses(module: nn.Module) -> list[Loss]:
     "A loss, or those of a list"
     return [module] if isinstance(module, Loss) else [part for part in module.children() if isinstance(part, Loss)]
-
-
-def _value(loss: Loss, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:
-    "Its value for embeddings that are checked already, and of at least 32 bits"
-    return loss.value(unit(f) if loss.normalizes else f, labels, triplets)
 
 # %% ../../nbs/57_losses.memory.ipynb #fd4981f2
 class WithMemory(Around):
@@ -165,8 +161,8 @@ class Matryoshka(Around):
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         if f.shape[1] < max(self.dims):
             raise ValueError(f"dims up to {max(self.dims)} need as long an embedding; got dimension {f.shape[1]}")
-        parts = zip(self.loss, self.dims, strict=True)
-        return sum(_value(part, f[:, :dim], labels, triplets) for part, dim in parts)
+        cut = [(part, f[:, :dim]) for part, dim in zip(self.loss, self.dims, strict=True)]
+        return sum(part.value(unit(x) if part.normalizes else x, labels, triplets) for part, x in cut)
 
 # %% ../../nbs/57_losses.memory.ipynb #ea13de0f
 def matryoshka(
@@ -213,8 +209,7 @@ def _taught(f: Tensor, teachers: list[Tensor], temperature: float) -> Tensor:
 # %% ../../nbs/57_losses.memory.ipynb #594a5c30
 def _check_features(features: Tensor | None, shape: tuple) -> None:
     "Refuse a batch without features, or with others than these heads look at"
-    got = None if features is None else tuple(features.shape)
-    if got != shape:
+    if (got := None if features is None else tuple(features.shape)) != shape:
         raise ValueError(f"heads need features {shape}: loss(f, labels, features=h); got {got}")
 
 # %% ../../nbs/57_losses.memory.ipynb #cd3371dc

@@ -41,6 +41,8 @@ class CircleLoss(PairLoss, name="circle"):
         variant: published: one softplus over all pairs of a batch, as in the snippet
     """
 
+    sets_slope = True
+
     def __init__(
         self,
         margin: float = 0.4,  # m
@@ -232,6 +234,8 @@ class RankedListLoss(PairLoss, name="ranked_list"):
         lam: share of the negatives
         variant: no difference
     """
+
+    sets_slope = True
 
     def __init__(
         self,

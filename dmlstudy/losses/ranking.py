@@ -349,7 +349,7 @@ class ContextualLoss(Loss, name="contextual"):
         variant: no difference
     """
 
-    takes_positives = True
+    takes_positives = sets_slope = True
 
     def __init__(
         self,

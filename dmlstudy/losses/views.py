@@ -71,19 +71,19 @@ class SupConLoss(_ContrastLoss, name="supcon"):
     Args:
         temperature: t
         loss_scale: factor on the loss; None: 1, published: temperature / 0.07
-        variant: published: the factor
+        variant: published: the factor; an anchor without a positive counts 0 in the mean
     """
 
     def __init__(
         self,
         temperature: float = 0.1,  # t
         loss_scale: float | None = None,  # factor on the loss; None: 1, published: temperature / 0.07
-        variant: str = "corrected",  # published: the factor
+        variant: str = "corrected",  # published: the factor; an anchor without a positive counts 0 in the mean
     ):
         super().__init__(temperature, loss_scale, variant)
 
     def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors
         s, count = s / self.temperature, positives.sum(1)
-        mean_positive = (s * positives).sum(1) / or_one(count)
         others = log_sum_exp(s, negatives | positives.bool())
-        return torch.where(count > 0, others - mean_positive, 0.0).sum(), (count > 0).sum()
+        terms = torch.where(count > 0, others - (s * positives).sum(1) / or_one(count), 0.0)
+        return terms.sum(), ((count > 0) | (self.variant == "published")).sum()
