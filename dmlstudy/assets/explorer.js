@@ -1178,7 +1178,7 @@ function claims() {
   if (!meta.claims.length)
     return empty(
       "No claim has been tested yet",
-      `The verdicts are written with the tables of the profile: dmlstudy show --profile ${meta.profile}, then make the page again.`,
+      `The verdicts are written with the tables of the profile: dmlstudy tables --profile ${meta.profile}, then make the page again.`,
     )
   const ids = meta.claims.map(one => one.id),
     id = asked.claim ? choose("claim", ids) : "",
