@@ -115,7 +115,7 @@ def colour_key(figure, meanings: Sequence[str]) -> None:
     space = {"handletextpad": 0.1, "columnspacing": 1, "borderpad": 0}
     figure.legend(points, meanings, loc="outside upper left", ncol=len(meanings), **space)
 
-
+# %% ../nbs/03_look.ipynb #e4a1b7c2
 def explain(figure, text: str) -> None:
     "Say what points, lines, colours and dashes of a figure are: in an empty panel, or below"
     ax = next((ax for ax in figure.axes if not (ax.axison or ax.has_data())), None)
