@@ -13,7 +13,8 @@ import importlib
 __doc__ = "Deep metric learning: losses, miners, samplers, regularisers and metrics, and the study made with them"
 _HOMES = {  # name -> module, and the extra that brings what the module needs
     **{"make_loss": ("losses", None), "make_miner": ("miners", None), "make_sampler": ("samplers", None)},
-    **{"make_regularizer": ("regularizers", None)},
+    **{"make_regularizer": ("regularizers", None), "shared_labels": ("distances", None)},
+    **dict.fromkeys(("with_memory", "matryoshka", "s2sd"), ("losses.memory", None)),
     **{"evaluate": ("metrics", None), "Run": ("core", None), "make_run": ("core", None), "Own": ("own", None)},
     **{"make_data": ("data", "data"), "make_model": ("models", "data"), "fit": ("train", "data")},
     **{"compare": ("comparison", "study"), "class_intervals": ("embeddings", "study"), "main": ("cli", None)},

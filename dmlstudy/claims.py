@@ -26,10 +26,11 @@ def read_ledger() -> list[dict]:  # in the order of the file; names of groups ar
     "The statements and their tests"
     ledger = tomllib.loads(asset("claims.toml").read_text(encoding="utf-8"))
     listed = lambda args: {k: ledger["groups"].get(v, v) if isinstance(v, str) else v for k, v in args.items()}
-    return [{"null": 0.0, "datasets": None, "pooled": False} | c | {"args": listed(c["args"])} for c in ledger["claim"]]
+    plain = {"null": 0.0, "datasets": None, "pooled": False, "again": ()}
+    return [plain | c | {"args": listed(c["args"])} for c in ledger["claim"]]
 
 # %% ../nbs/95_claims.ipynb #21d70a13
-VERDICTS = ("reproduced", "not reproduced", "contradicted", "inconclusive", "no records")
+VERDICTS = ("reproduced", "not reproduced", "contradicted", "inconclusive", "not asked")
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Effect:
 
 
 def verdict_of(effect: Effect | None, direction: str, threshold: float, null: float = 0.0) -> str:
-    "What an effect (None: no records) says about a claim of direction +, - or 0"
+    "What an effect (None: there are no runs) says about a claim of direction +, - or 0"
     if effect is None:
-        return "no records"
+        return "not asked"
     value, low, high = (v - null for v in (effect.value, effect.low, effect.high))
     if direction == "-":
         value, low, high = -value, -high, -low
@@ -172,7 +173,7 @@ def difference(
     "a minus b, paired by seed"
     if metric not in runs:
         return None
-    runs = runs.assign(**{metric: np.log10(runs[metric])}) if scale == "log10" else runs
+    runs = runs.assign(**{metric: np.log10(runs[metric].where(runs[metric] > 0))}) if scale == "log10" else runs
     found = [_paired(runs, *pair, a_fields, b_fields, metric, free) for pair in zip(a, b, strict=True)]
     found = [values for values in found if len(values)]
     effect = _weakest(found, every) if every and found else _mean_effect(found)

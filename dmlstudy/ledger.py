@@ -213,7 +213,8 @@ def judge(
     row |= {"verdict": verdict(low, high, question["delta"]), "printed": printed, "control": printed_verdict(question)}
     row |= {"beside": "" if np.isnan(printed) or not look else against_print(low, high, printed)}
     row |= dict.fromkeys(("new_low", "new_high", "over_low", "over_high", "next_low", "next_high"), np.nan)
-    if look and classes and (question["effect"], question["metric"]) == ("gain", "recall@1"):
+    plain = (question["effect"], question["metric"], question.get("rates")) == ("gain", "recall@1", None)
+    if look and classes and plain:  # of several settings at once no hits by class are put together
         level = 1 - LOOKS[cap][look]
         row["new_low"], row["new_high"] = new_classes(question, classes[0], replicates[:look], classes[1], level)
     rows = [m for pair in question["rows"] for m in pair]

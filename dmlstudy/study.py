@@ -185,7 +185,7 @@ def run_of(
         fields |= {"steps": 0} | ({"weights": None} if method == "Untrained" else {})
     elif "loss_lr" not in fields and p.displacement is not None:
         travels = p.displacement.get(row.loss)
-        fields["loss_lr"] = travels / fields["steps"] if travels else fields.get("lr", Run.lr)
+        fields["loss_lr"] = travels / max(fields["steps"], 1) if travels else fields.get("lr", Run.lr)
     return make_run(fields, dataset=dataset, method=method, seed=seed)
 
 # %% ../nbs/91_study.ipynb #8bda022a

@@ -104,6 +104,31 @@ def test_class_order():
     assert class_order(["Übel", "zebra", "Alpha"]) == ["Alpha", "zebra", "Übel"]
 
 
+@pytest.mark.parametrize("name", ["cub200", "cars196", "sop", "inshop", "cifar10", "grocery"])
+def test_replicates_of_images_on_disk_draw_training_classes_alone(name, tmp_path):
+    build(name, [*LAYOUTS[name]][0], tmp_path)
+    load = lambda r: make_data(name, tmp_path, replicate=r, strict=False)
+    official, drawn, seen = load(0), {r: load(r) for r in range(1, 9)}, set()
+    n = len(official.train.class_names)
+    tests = [(part, getattr(official, part)) for part in ("test", "query", "gallery") if getattr(official, part)]
+    for r, data in drawn.items():
+        names = data.train.class_names
+        assert set(names) < set(official.train.class_names) and len(names) == 4 * n // 5
+        paths = {*official.train.images.paths} if name != "cifar10" else ()
+        assert name == "cifar10" or {*data.train.images.paths} < paths
+        whole = dict(zip(official.train.class_names, official.train.counts().tolist(), strict=True))
+        assert data.train.counts().tolist() == [whole[c] for c in names]  # all images of a class that is drawn
+        for part, split in tests:
+            own = getattr(data, part)
+            assert own.class_names == split.class_names and torch.equal(own.labels, split.labels)
+            assert name == "cifar10" or not {*data.train.images.paths} & {*own.images.paths}
+        again = load(r)
+        assert again.train.class_names == names and torch.equal(again.train.labels, data.train.labels)
+        assert torch.equal(again.folds, data.folds) and len(data.folds) == len(names)
+        seen.add(names)
+    assert len(seen) > 1  # replicates differ
+
+
 def test_query_and_gallery_share_classes(tmp_path):
     data = load_images("inshop", build("inshop", "list and images", tmp_path), strict=False)
     assert data.train.class_names == ("id_00000002", "id_00000007") and data.test is None

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 METHODS = ("Softmax", "Triplet (D)", "R-Triplet (D)", "Margin (D, beta=1.2)", "NPair", "SHT + SEC", "ImageNet")
 HEADS = "id,paper,source,statement,dataset,verdict,effect,low,high,n,counted,pairs,needed,direction,threshold,unit"
 CLAIMS = (
-    "R3a,roth2020,Table 2,Distance-weighted mining beats random,glyphs_fine,no records,,,,,,,,+,0.005,points",
+    "R3a,roth2020,Table 2,Distance-weighted mining beats random,glyphs_fine,not asked,,,,,,,,+,0.005,points",
     "R9b,roth2020,Table 2,<b>on average</b>,glyphs_fine,inconclusive,.01,-.01,.03,5,seeds,1 of 5,9,+,.005,points",
     "S7a,sec2020,Prop. 2,The gradient is orthogonal,all,reproduced,1e-7,1e-7,1e-7,1,seeds,,,0,1e-5,none",
 )
@@ -277,7 +277,7 @@ def test_what_is_not_there_is_said(page, tab):
         show(tab, page, f"#{view}?method=NoSuchLoss")
         assert "“NoSuchLoss”" in text(tab, "#notice") and tab.run("document.querySelectorAll('#figure svg').length")
     show(tab, page, "#claims?claim=R3a")
-    assert "no records" in text(tab, "h1") and "dmlstudy run --profile smoke" in text(tab, "#more")
+    assert "not asked" in text(tab, "h1") and "dmlstudy run --profile smoke" in text(tab, "#more")
     show(tab, page, "#nowhere?%")
     assert text(tab, "nav a[aria-current]") == "Methods"
 

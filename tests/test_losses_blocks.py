@@ -16,6 +16,7 @@ from dmlstudy.losses import LOSSES, base, make_loss
 from dmlstudy.losses.base import PairLoss
 
 PAIRS = [name for name in LOSSES if issubclass(LOSSES[name], PairLoss)]
+MORE = ["triplet", "margin", "snr", "lifted", "npair", "angular", "histogram", "tuplet_margin", "hyperbolic"]
 RANKS = ["smooth_ap", "recall_at_k", "pnp", "supap", "roadmap", "fast_ap"]  # their blocks: test_losses_ranking.py
 NAMED = ["contrastive", "supcon", "sincere", "sigmoid_pairs", "multisimilarity", "smooth_ap"]
 GIGABYTE = 1000
@@ -35,18 +36,21 @@ def in_blocks(monkeypatch, rows, loss, f, labels=None, **pairing):
 
 
 def test_which_losses_have_blocks():
-    assert {*NAMED} <= {*PAIRS, *RANKS}
-    assert len(PAIRS) >= 10
+    """What a loss says of itself; how it keeps its word is measured below."""
+    assert {*NAMED} <= {*PAIRS, *RANKS} and len(PAIRS) >= 10
+    assert {name for name in LOSSES if LOSSES[name].in_blocks} == {*PAIRS, *RANKS, *MORE}
+    at_once = {name for name in PAIRS + RANKS + MORE if not make_loss(name, variant="published").in_blocks}
+    assert at_once == {"circle", "hyperbolic"}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", PAIRS + MORE)
 def test_blocks_on_every_edge(monkeypatch, name, rows):
     """The value and gradient of the whole, whatever the size of the blocks, in every type."""
     for f, labels in FINITE.values():
         more = {"neg_margin": 0.9} if name == "contrastive" else {}  # a zero vector is 1 from all others: a kink
-        loss = make_loss(name, CLASSES, DIM, **more)
-        expected, found = value_and_slopes(loss, f, labels), in_blocks(monkeypatch, rows, loss, f, labels)
+        make = lambda more=more: make_loss(name, CLASSES, DIM, **more)  # a loss that draws is made anew
+        expected, found = value_and_slopes(make(), f, labels), in_blocks(monkeypatch, rows, make(), f, labels)
         assert found[0].dtype == expected[0].dtype
         torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
         for blocks, whole in zip(found[1:], expected[1:], strict=True):
@@ -54,22 +58,39 @@ def test_blocks_on_every_edge(monkeypatch, name, rows):
             assert error <= (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5
 
 
-@pytest.mark.parametrize("name, more", [*((n, {}) for n in PAIRS), ("multisimilarity", {"mean_over": "batch"})])
+CHOSEN = [
+    ("multisimilarity", {"mean_over": "batch"}),
+    ("triplet", {"squared": False, "margin": 1.0}),
+    ("margin", {"normalizer": "pairs"}),
+    ("margin", {"n_classes": 150, "beta": 0.9}),
+    ("histogram", {"bins": 11}),
+    ("hyperbolic", {"c": 0.0}),
+    *((name, {"variant": "published"}) for name in ("contrastive", "margin", "lifted", "histogram")),
+]
+
+
+@pytest.mark.parametrize("name, more", [*((n, {}) for n in PAIRS + MORE), *CHOSEN])
 def test_blocks_are_the_whole_to_six_digits(monkeypatch, name, more):
     """900 embeddings in float32, with labels, and with a one-sided matrix of weights in float64."""
-    g, loss = generator(0, "blocks"), make_loss(name, **more)
+    g, make = generator(0, "blocks"), lambda: make_loss(name, **more)
     f, labels = torch.randn(900, 16, generator=g), torch.randint(150, (900,), generator=g)
-    found = value_and_slopes(loss, f, labels), in_blocks(monkeypatch, 128, loss, f, labels)
-    for whole, blocks in zip(*found, strict=True):
-        assert (blocks - whole).norm() <= 1e-6 * whole.norm()
+    found = value_and_slopes(make(), f, labels), in_blocks(monkeypatch, 128, make(), f, labels)
+    for at_once, blocks, exact in zip(*found, value_and_slopes(make().double(), f.double(), labels), strict=True):
+        if name in ("histogram", "hyperbolic"):  # at once, float32 has fewer digits than in blocks
+            assert (blocks - exact).norm() <= 2e-6 * exact.norm()
+        else:
+            digits = 1e-4 if name in ("triplet", "margin", "snr") else 1e-6  # a tuple on its hinge's edge may turn
+            assert (blocks - at_once).norm() <= digits * at_once.norm()
+    if not make().takes_positives:
+        return
     P = torch.rand(900, 900, generator=g) * (torch.rand(900, 900, generator=g) < 0.01)
-    loss, f = loss.double(), f.double()
-    found = value_and_slopes(loss, f, positives=P), in_blocks(monkeypatch, 128, loss, f, positives=P)
+    f, make = f.double(), lambda: make_loss(name, **more).double()
+    found = value_and_slopes(make(), f, positives=P), in_blocks(monkeypatch, 128, make(), f, positives=P)
     for whole, blocks in zip(*found, strict=True):
         assert (blocks - whole).norm() <= 1e-9 * whole.norm()
 
 
-@pytest.mark.parametrize("name", ["contrastive", "circle"])
+@pytest.mark.parametrize("name", ["circle", "hyperbolic"])
 def test_published_forms_of_whole_batches_are_taken_at_once(monkeypatch, name):
     f, labels = FINITE["random"]
     loss = make_loss(name, variant="published")
@@ -99,7 +120,13 @@ for name in {names}:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    "names, n, most", [(PAIRS, 4096, 400), pytest.param(NAMED, 16384, GIGABYTE, marks=pytest.mark.slow)]
+    "names, n, most",
+    [
+        (PAIRS, 4096, 400),
+        (["histogram", "tuplet_margin", "triplet", "angular"], 4096, 400),
+        pytest.param(MORE, 4096, 400, marks=pytest.mark.slow),
+        pytest.param([*NAMED, "histogram", "tuplet_margin"], 16384, GIGABYTE, marks=pytest.mark.slow),
+    ],
 )
 def test_memory_does_not_grow_with_the_pairs(names, n, most):
     """4,096 at once take 640 MB and more, 16,384 ten gigabytes; with the blocks' arrays under a bound in megabytes."""

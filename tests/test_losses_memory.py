@@ -1,6 +1,7 @@
 """Around a loss: memory of past batches, nested dimensions, wider heads; and add-ons beside it, by worked cases."""
 
 import copy
+import functools
 import io
 import json
 import math
@@ -10,14 +11,16 @@ import pytest
 import pytorch_metric_learning.losses as pml
 import torch
 from edge_batches import CLASSES, DIM, FINITE
+from test_losses_blocks import Largest
 from test_losses_pairs import gradient, numeric
+from test_losses_ranking import LOOPS
 from test_train import TINY, content, stop_at
 from torch.autograd import gradcheck
 
 from dmlstudy import own
 from dmlstudy.core import generator, make_run
 from dmlstudy.distances import unit
-from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.losses import LOSSES, base, make_loss
 from dmlstudy.losses.base import PairLoss
 from dmlstudy.losses.memory import (
     S2SD,
@@ -36,8 +39,17 @@ from dmlstudy.train import Checkpoint, fit
 
 CASES = json.loads(Path(__file__).with_name("losses_cases_pairs.json").read_text())
 PAIR_LOSSES = [name for name, kind in LOSSES.items() if issubclass(kind, PairLoss)]
+RANKS = {  # their hyperparameters here: with their own temperatures a slope cannot be measured
+    "smooth_ap": {"tau": 0.2},
+    "recall_at_k": {"tau2": 0.2},
+    "pnp": {"tau": 0.2},
+    "supap": {"tau": 0.2},
+    "roadmap": {"tau": 0.2},
+    "fast_ap": {"bins": 7},
+}
+KEPT = [*PAIR_LOSSES, *RANKS]
 WITH_PROXIES = [name for name, kind in LOSSES.items() if "dim" in kind.needs]
-pair_losses = pytest.mark.parametrize("name", PAIR_LOSSES)
+kept_losses = pytest.mark.parametrize("name", KEPT)
 
 
 def embeddings(n=8, dim=6, seed=0):
@@ -138,15 +150,78 @@ def test_same_as_pytorch_metric_learning(name, theirs):
         torch.testing.assert_close(*(gradient(value, f) for value in values))
 
 
-@pair_losses
-def test_any_loss_of_pairs_takes_a_memory(name):
-    loss, plain = with_memory(make_loss(name), 12, warmup=1).double(), make_loss(name).double()
+@kept_losses
+def test_any_loss_of_pairs_or_rankings_takes_a_memory(name):
+    plain = make_loss(name, **RANKS.get(name, {})).double()
+    loss = with_memory(copy.deepcopy(plain), 12, warmup=1)
     for k, (f, labels) in enumerate(batches(4)):
         value = loss(f, labels)
         assert value.isfinite() and gradient(value, f).isfinite().all()
         assert (value.item() == plain(f, labels).item()) == (k == 0)
     if not LOSSES[name].sets_slope:
         assert gradcheck(lambda f: loss.eval()(f, labels), f)
+
+
+def of_queries(loop, f, labels, queue, of):
+    """The mean over queries of a loop's cost, each in a list of its own: itself, and the queue but for its entry."""
+    costs = []
+    for i, x in enumerate(unit(f)):
+        rest = torch.arange(len(queue)) != i
+        w = torch.zeros(int(rest.sum()) + 1, len(queue), dtype=torch.float64)
+        w[0, 1:] = (of[rest] == labels[i]).double()
+        if w.any():
+            costs.append(loop(torch.cat((x[None], queue[rest])), w))
+    return sum(costs) / len(costs)
+
+
+def margins_of_queries(f, labels, queue, of):
+    """ROADMAP's two means over all active pairs of a query and the queue."""
+    pulls, pushes = [], []
+    for i, x in enumerate(unit(f)):
+        for j, z in enumerate(queue):
+            if i != j and labels[i] == of[j]:
+                pulls += [0.9 - x @ z] * bool(x @ z < 0.9)
+            elif labels[i] != of[j]:
+                pushes += [x @ z - 0.6] * bool(x @ z > 0.6)
+    return sum(pulls) / max(1, len(pulls)) + sum(pushes) / max(1, len(pushes))
+
+
+@pytest.mark.parametrize("rows", [1, 3, None])
+@pytest.mark.parametrize("size", [8, 12, 100])
+@pytest.mark.parametrize("name", RANKS)
+def test_rankings_of_a_memory_against_loops(monkeypatch, name, size, rows):
+    """In blocks of one row, of three, and at once: the batch's own ranking, and each query's of the queue."""
+    make = lambda: make_loss(name, **RANKS[name])
+    loss, plain, loop = with_memory(make(), size, warmup=0), make(), LOOPS[name if name != "roadmap" else "supap"][2]
+    loop = functools.partial(loop, **RANKS[name])
+    for f, labels in batches(3):
+        before, of = loss.kept.double(), loss.kept_labels
+        queue, of = torch.cat((unit(f).detach(), before.view(-1, 6)))[:size], torch.cat((labels, of))[:size]
+        expected = plain(f, labels) + of_queries(loop, f, labels, queue, of)
+        if name == "roadmap":
+            part = of_queries(loop, f, labels, queue, of) + margins_of_queries(f, labels, queue, of)
+            expected = plain(f, labels) + part / 2
+        with monkeypatch.context() as patch:
+            if rows:
+                most = int(of.bincount().max())
+                patch.setattr(base, "_AT_ONCE", rows * (most + 1) * len(of))
+            value = loss(f, labels)
+            slope = gradient(value, f)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(slope, gradient(expected, f), rtol=1e-7, atol=1e-9)
+
+
+def test_rankings_of_a_large_memory_in_bounded_memory():
+    """64 queries of a queue of 8,192 in eight classes, 1,024 positives each: no array of all (64, 1024, 8192)."""
+    g = generator(0, "large memory")
+    loss = with_memory(make_loss("smooth_ap"), 8192, warmup=0)
+    state = {"steps": 1, "kept": unit(torch.randn(8192, 16, generator=g)), "labels": torch.arange(8192) % 8}
+    loss.set_extra_state(state)
+    f = torch.randn(64, 16, generator=g).requires_grad_()
+    with Largest() as mode:
+        loss(f, torch.arange(64) % 8).backward()
+    assert f.grad.isfinite().all() and f.grad.any()
+    assert mode.numbers <= 2 * 1026 * 8192 < 64 * 1024 * 8192 / 20
 
 
 def test_circle_as_published_against_a_memory_is_one_softplus():
@@ -171,7 +246,7 @@ def test_a_memory_of_any_width(dtype):
 @pytest.mark.parametrize("case", FINITE)
 def test_memory_on_odd_batches(case):
     f, labels = FINITE[case]
-    for name in ("sincere", "circle", "sigmoid_pairs"):
+    for name in ("sincere", "circle", "sigmoid_pairs", *RANKS):
         loss = with_memory(make_loss(name), 10, warmup=0)
         for _ in range(3):
             x = f.detach().clone().requires_grad_()
@@ -229,7 +304,7 @@ def test_evaluation_reads_and_does_not_write():
 
 
 @pytest.mark.parametrize("at", [1, 2, 5])
-@pair_losses
+@kept_losses
 def test_saved_and_gone_on_with_equal_bits(name, at):
     whole, values, file = with_memory(make_loss(name), 20, warmup=2).double(), [], io.BytesIO()
     for k, (f, labels) in enumerate(batches(8)):
@@ -264,8 +339,8 @@ def test_a_stopped_run_with_a_memory_goes_on_with_equal_bits(registered, tmp_pat
 
 
 def test_what_takes_no_memory_is_refused():
-    for name in ("triplet", "softmax", "hyperbolic", "in_batch"):
-        with pytest.raises(ValueError, match="a memory goes with a loss of pairs, such as supcon"):
+    for name in ("triplet", "softmax", "hyperbolic", "in_batch", "contextual"):
+        with pytest.raises(ValueError, match="a loss of pairs, such as supcon or circle, or of rankings, such as"):
             with_memory(make_loss(name, 4, 6), 10)
     with pytest.raises(ValueError, match="goes around a loss of this library"):
         with_memory(pml.CircleLoss(), 10)

@@ -204,7 +204,7 @@ def test_counts_under_ties(margin):
     d = torch.tensor([0.0, 0.5, 0.5, 0.5]).repeat(4, 1)
     positives, negatives = pair_masks(torch.tensor([0, 0, 1, 1]))
     active = positives[:, :, None] & negatives[:, None] & (d[:, :, None] + margin > d[:, None])
-    torch.testing.assert_close(_active_counts(d, positives, margin), (active.sum(2) - active.sum(1)).float())
+    torch.testing.assert_close(_active_counts(d, positives, negatives, margin), (active.sum(2) - active.sum(1)).float())
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.2])

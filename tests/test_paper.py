@@ -28,7 +28,7 @@ STEMS = {
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
-    *("reality", "trials", "agreement", "decay", "sec_sign"),
+    *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -38,6 +38,7 @@ MADE = {  # notebooks that make several, and their stems
     "roth_spectra": ["roth_fig8", "roth_fig10"],
     "roth_toys": ["roth_fig6", "roth_fig11"],
 }
+BESIDE = {"omniglot_few": ["omniglot_all"]}  # tables that stand in a notebook beside its own
 SWEEPS = {"roth_samplers": "samplers", "roth_fig3": "samplers", "roth_fig7": "switch"}
 SWEEPS |= {"roth_corrections": "corrections", "sec_main": "sec_main", "roth_memorization": "memorization"}
 SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup", "sec_grid": "sec_grid", "sec_why": "sec_why"}
@@ -47,6 +48,7 @@ SWEEPS |= {"sec_optimizers": "sec_optimizers", "sec_table1": "simclr", "sec_attr
 
 ALONE = {
     "omniglot_few",
+    "one_shot",
     "ledger",
     "tuned",
     "reality",
@@ -66,7 +68,7 @@ def source(path: Path) -> str:
 
 
 def stems(path: Path) -> list[str]:
-    return MADE.get(path.stem, [path.stem])
+    return MADE.get(path.stem, [path.stem]) + BESIDE.get(path.stem, [])
 
 
 def drawn(path: Path) -> bool:

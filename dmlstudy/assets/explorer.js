@@ -1165,7 +1165,7 @@ function replicates() {
   }
 }
 
-const VERDICTS = { reproduced: "✓", "not reproduced": "○", contradicted: "✕", inconclusive: "?", "no records": "–" }
+const VERDICTS = { reproduced: "✓", "not reproduced": "○", contradicted: "✕", inconclusive: "?", "not asked": "–" }
 const verdict = text => h("span", { class: "verdict", role: "img", title: text, "aria-label": text }, VERDICTS[text] ?? text)
 const claimText = (value, unit) =>
   !Number.isFinite(value)
@@ -1178,7 +1178,7 @@ function claims() {
   if (!meta.claims.length)
     return empty(
       "No claim has been tested yet",
-      `The verdicts are written with the tables of the profile: dmlstudy show --profile ${meta.profile}, then make the page again.`,
+      `The verdicts are written with the tables of the profile: dmlstudy tables --profile ${meta.profile}, then make the page again.`,
     )
   const ids = meta.claims.map(one => one.id),
     id = asked.claim ? choose("claim", ids) : "",
@@ -1246,8 +1246,8 @@ function claims() {
     metric = metricOf(claim.metric),
     nameSet = name => (name == "all" ? "all data sets together" : titleOf(name))
   const text = r =>
-    r.verdict == "no records"
-      ? "no records"
+    r.verdict == "not asked"
+      ? "not asked"
       : `${claimText(r.effect, claim.unit)}${Number.isFinite(r.low ?? NaN) ? ` (${claimText(r.low, claim.unit)} to ${claimText(r.high, claim.unit)})` : ""}`
   const factor = claim.unit == "points" ? 100 : 1,
     edge = claim.direction == "-" ? -claim.threshold : claim.threshold

@@ -60,7 +60,7 @@ def shrink(
     return np.floor((area * 255 + top / 2) / np.maximum(top, 1)).astype(np.uint8)
 
 # %% ../../nbs/17_data.omniglot.ipynb #7d9080f7
-CHECKSUMS = {24: "d0e8a04b441d8bbe", 35: "6e5e6eee68e0c2c1", 52: "4b8d7cb5dd48bf5d"}
+CHECKSUMS = {24: "d0e8a04b441d8bbe", 35: "6e5e6eee68e0c2c1"}
 
 
 def make_parts(

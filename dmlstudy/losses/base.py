@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOSSES', 'Loss', 'check_classes', 'zero', 'or_one', 'masked_sum', 'masked_mean', 'relative', 'log_sum_exp',
            'log1p_sum_exp', 'similarities', 'products', 'batch_distances', 'triplet_distances', 'all_triplet_hinge',
-           'triplets_per_anchor', 'sum_over_rows', 'block_distances', 'PairLoss']
+           'triplets_per_anchor', 'masks_against', 'sum_over_rows', 'PairLoss']
 
 # %% ../../nbs/49_losses.base.ipynb #549f66b9
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Loss(nn.Module):
     "Base of all losses: `loss(f, labels)` or `loss(f, positives=P)` is a scalar of at least 32 bits, with a graph"
 
     uses = "batch"  # or "triplets"
-    needs_triplets = False  # cannot do without them
+    needs_triplets = in_blocks = False  # cannot do without them; takes a large batch in blocks of rows
     takes_positives = False  # only asks which pairs are positive: a matrix will do in place of labels
     takes_targets = False  # rows of weights over the classes will do in place of labels
     sets_slope = False  # its gradient is said by its paper, and is not that of its value
@@ -300,15 +300,17 @@ def batch_distances(
     x: Tensor,  # points, (B, D)
     squared: bool = False,  # return d² instead of d
     offset: float = 0.0,  # added to each coordinate of the differences, as `F.pairwise_distance` does
-) -> Tensor:  # (B, B)
-    "All Euclidean distances within a batch, with gradient 0 for equal points"
+    rows: slice | None = None,  # of which points; None: all. Some rows have first derivatives only
+) -> Tensor:  # (B, B), or (R, B)
+    "Euclidean distances within a batch, with gradient 0 for equal points"
     if in_transform():
         d2 = (x[:, None] - x + offset).square().sum(2)
         return d2 if squared else safe_sqrt(d2)
+    among, of = (_BatchDistances, ()) if rows is None else (_BlockDistances, (rows,))
     if not offset:
-        return _BatchDistances.apply(x, squared)
+        return among.apply(x, squared, *of)
     total = x.sum(1)
-    d2 = _BatchDistances.apply(x, True) + 2 * offset * (total[:, None] - total) + x.shape[1] * offset**2
+    d2 = among.apply(x, True, *of) + 2 * offset * (total[rows or slice(None), None] - total) + x.shape[1] * offset**2
     return d2.clamp(min=0) if squared else safe_sqrt(d2)
 
 # %% ../../nbs/49_losses.base.ipynb #ab644bb4
@@ -361,32 +363,35 @@ def triplet_distances(
 
 # %% ../../nbs/49_losses.base.ipynb #e99b5da4
 def _active_counts(
-    d: Tensor,  # (B, B), d[a, j] of anchor a, at least 0
-    positives: Tensor,  # (B, B), which j are a's positives, or their weights; all others but a itself are its negatives
+    d: Tensor,  # (R, B), d[a, j] of anchor a, at least 0
+    positives: Tensor,  # (R, B), which j are a's positives, or their weights
+    negatives: Tensor,  # (R, B), which are its negatives: all others but a itself
     margin: float,  # of the hinge
-) -> Tensor:  # (B, B): the number, or weight, of active triplets of a positive pair, minus that of a negative pair
+) -> Tensor:  # (R, B): the number, or weight, of active triplets of a positive pair, minus that of a negative pair
     "In how many triplets with d(a, p) + margin > d(a, n) each pair takes part, from one sort a row"
     number, d = torch.finfo(d.dtype), d.detach()
     beyond = (d * (1 + number.eps)).add_(number.tiny)  # of a negative: a tie is not active
     plain = positives.dtype == torch.bool
-    reach = torch.where(positives if plain else positives > 0, d + margin, beyond).fill_diagonal_(torch.inf)
+    own = positives == negatives  # neither
+    reach = torch.where(negatives, beyond, d + margin).masked_fill_(own, torch.inf)
     order = reach.argsort(1)
     weight = positives.gather(1, order)
     positive = weight if plain else weight > 0
     seen = positive.cumsum(1, dtype=torch.int32)  # positives so far
-    place = torch.arange(1, len(d) + 1, dtype=torch.int32, device=d.device)
+    place = torch.arange(1, d.shape[1] + 1, dtype=torch.int32, device=d.device)
     before, passed = place - seen, seen if plain else weight.cumsum(1)  # negatives, and weight of positives, so far
     counts = torch.where(positive, before if plain else before * weight, passed - passed[:, -1:]).to(d.dtype)
-    return torch.empty_like(counts).scatter_(1, order, counts).fill_diagonal_(0)
+    return torch.empty_like(counts).scatter_(1, order, counts).masked_fill_(own, 0)
 
 # %% ../../nbs/49_losses.base.ipynb #ccdb281d
 def all_triplet_hinge(
-    d: Tensor,  # (B, B), d[a, j] of anchor a
-    positives: Tensor,  # (B, B), which j are a's positives, or their weights; all others but a itself are its negatives
+    d: Tensor,  # (R, B), d[a, j] of anchor a, which may be some of a batch's
+    positives: Tensor,  # (R, B), which j are a's positives, or their weights
+    negatives: Tensor,  # (R, B), which are its negatives: all others but a itself
     margin: float,  # of the hinge
 ) -> tuple[Tensor, Tensor]:  # the sum, connected to d; the number, or weight, of active triplets
-    "Sum of [d(a, p) - d(a, n) + margin]+ over all triplets of the batch, and how many are active"
-    counts = _active_counts(d, positives, margin)
+    "Sum of [d(a, p) - d(a, n) + margin]+ over all triplets of these anchors, and how many are active"
+    counts = _active_counts(d, positives, negatives, margin)
     active = counts.clamp(min=0).sum()
     return (counts * d).sum() + margin * active, active
 
@@ -395,14 +400,16 @@ def triplets_per_anchor(positives: Tensor) -> tuple[Tensor, Tensor]:
     "The numbers, or weights, of positives and the numbers of negatives of each anchor: their product is its triplets'"
     n_positives = positives.sum(1)
     count = n_positives if positives.dtype == torch.bool else (positives > 0).sum(1)
-    return n_positives, len(positives) - 1 - count
+    return n_positives, positives.shape[1] - 1 - count
 
 # %% ../../nbs/49_losses.base.ipynb #d62bcbeb
 _AT_ONCE = 2**22  # numbers that one intermediate result of a block may have
 
 
-def _masks_of_rows(labels: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-    "Some rows of what `pair_masks` gives"
+def _masks(labels: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
+    "What `pair_masks` gives, or some rows of it"
+    if rows is None:
+        return pair_masks(labels)
     same = labels[rows].clone() if labels.ndim == 2 else labels[rows, None] == labels
     masks = same, same == 0
     for mask in masks:
@@ -411,90 +418,115 @@ def _masks_of_rows(labels: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
 
 # %% ../../nbs/49_losses.base.ipynb #64179334
 class _InBlocks(torch.autograd.Function):
-    "Sum of block(start, z) over the starts; a block is computed again for its gradient, by z and what is learned"
+    "Sums of block(start, *given) over the starts; a block is computed again for its gradient, by given and learned"
 
     @staticmethod
-    def forward(ctx, block, starts, z, *learned):
-        ctx.save_for_backward(z, *learned)
-        ctx.block, ctx.starts = block, starts
-        return sum(block(start, z) for start in starts)
+    def forward(ctx, block, starts, n_given, *tensors):
+        ctx.save_for_backward(*tensors)
+        ctx.block, ctx.starts, ctx.n_given = block, starts, n_given
+        return tuple(map(sum, zip(*(block(start, *tensors[:n_given]) for start in starts), strict=True)))
 
     @staticmethod
     @full_width
-    def backward(ctx, grad):
-        (z, *learned), again = ctx.saved_tensors, torch.is_grad_enabled()  # again: a second derivative is wanted
-        with torch.enable_grad():
-            inputs = [z if again else z.detach().requires_grad_(), *learned]
-            total = [0.0] * len(inputs)
+    def backward(ctx, *grads):
+        tensors, again = ctx.saved_tensors, torch.is_grad_enabled()  # again: a second derivative is wanted
+        with torch.enable_grad():  # from copies, so that no way leads back from one of the given to another
+            copy = lambda x: x.view_as(x) if again else x.detach().requires_grad_(x.requires_grad)
+            given = [copy(x) for x in tensors[: ctx.n_given]]
+            wanted = [x for x in (*given, *tensors[ctx.n_given :]) if x.requires_grad]
+            total = [torch.zeros_like(x) for x in wanted]
             for start in ctx.starts:
-                slopes = torch.autograd.grad(ctx.block(start, inputs[0]), inputs, grad, create_graph=again)
+                sums = zip(ctx.block(start, *given), grads, strict=True)
+                if not (kept := [(x, grad) for x, grad in sums if x.requires_grad]):
+                    break  # counts alone
+                values, slopes = zip(*kept, strict=True)
+                slopes = torch.autograd.grad(values, wanted, slopes, create_graph=again, materialize_grads=True)
                 total = [x + y for x, y in zip(total, slopes, strict=True)]
-        return None, None, *total
+        total = iter(total)
+        return None, None, None, *(next(total) if x.requires_grad else None for x in tensors)
 
 # %% ../../nbs/49_losses.base.ipynb #19da5c7d
+def masks_against(
+    labels: Tensor,  # of anchors, (B,)
+    of: Tensor,  # labels of others, (M,)
+    own: bool,  # the first of the others are the anchors themselves: an anchor's own entry is neither
+    rows: slice = slice(None),  # of which anchors
+) -> tuple[Tensor, Tensor]:  # (R, M), (R, M)
+    "Which of some others are positives of an anchor, and which are its negatives"
+    same = labels[rows, None] == of
+    other = ~same
+    if own:
+        same.diagonal(rows.start or 0).fill_(False)
+    return same, other
+
+# %% ../../nbs/49_losses.base.ipynb #0ca85626
 def _cosines(z: Tensor, rows: slice | None = None) -> Tensor:  # (B, B), or some of its rows
     return similarities(z) if rows is None else products(z[rows], z)
 
 
 def sum_over_rows(
-    terms: Callable,  # of rows of a matrix, positives and negatives, each (R, B): the sums to be added up, n scalars
+    terms: Callable,  # of rows of a matrix, positives and negatives, each (R, B): a tuple of sums to be added up
     z: Tensor,  # (B, D)
-    labels: Tensor,  # (B,), or which pairs are positive, (B, B)
+    labels: Tensor | Callable,  # (B,), or which pairs are positive, (B, B), or what gives the masks of some rows
     width: int | None = None,  # numbers that one row takes; None: B
     learned: tuple[Tensor, ...] = (),  # a loss's own parameters, which `terms` uses
     matrix: Callable = _cosines,  # of z, and of the rows wanted if not all
-) -> tuple[Tensor, ...]:  # n scalars
+    anchors: tuple[Tensor, ...] = (),  # of each anchor, (B,): `terms` gets those of its rows, too
+    first: tuple[Callable, ...] = (),  # passes before: they and `terms` also get the sums of those before them
+) -> tuple[Tensor, ...]:  # the sums of all passes
     "Sums over the anchors of a batch, block by block, at bounded memory"
-    n = max(1, _AT_ONCE // max(1, width or len(z)))
-    if n >= len(z) or in_transform():
-        return terms(matrix(z), *pair_masks(labels))
+    n, masks = max(1, _AT_ONCE // max(1, width or len(z))), labels if callable(labels) else partial(_masks, labels)
+    at_once, found = n >= len(z) or in_transform(), ()
+    whole = (matrix(z), *masks(), *anchors) if at_once else ()
+    for part in (*first, terms):
+        if at_once:
+            found += part(*whole, *found)
+            continue
 
-    def block(start: int, z: Tensor) -> Tensor:
-        rows = slice(start, start + n)
-        return torch.stack(terms(matrix(z, rows), *_masks_of_rows(labels, rows)))
+        def block(start: int, z: Tensor, *given: Tensor, part: Callable = part) -> tuple[Tensor, ...]:
+            rows, k = slice(start, start + n), len(anchors)
+            return part(matrix(z, rows=rows), *masks(rows), *(x[rows] for x in given[:k]), *given[k:])
 
-    return _InBlocks.apply(block, range(0, len(z), n), z, *learned).unbind()
+        given = z, *anchors, *found
+        found += _InBlocks.apply(block, range(0, len(z), n), len(given), *given, *learned)
+    return found
 
 # %% ../../nbs/49_losses.base.ipynb #d554aaa4
 class _BlockDistances(torch.autograd.Function):
     "Distances of some rows from all, near ones from their differences"
 
     @staticmethod
-    def forward(ctx, x, rows):
+    def forward(ctx, x, squared, rows):
         centred = x - x.mean(0)
         some, norm2 = centred[rows], centred.square().sum(1)
         d2 = (norm2[rows, None] + norm2).sub_(some @ centred.T, alpha=2).clamp_(min=0)
         for part in (d2 < _NEAR * norm2[rows, None]).nonzero().split(4096):
             i, j = part.unbind(1)
             d2[i, j] = (some[i] - centred[j]).square().sum(1)
-        ctx.save_for_backward(centred, d2.sqrt_())
-        ctx.rows = rows
-        return d2
+        d = d2 if squared else d2.sqrt_()
+        ctx.save_for_backward(centred, d)
+        ctx.squared, ctx.rows = squared, rows
+        return d
 
     @staticmethod
     @full_width
     @once_differentiable
     def backward(ctx, grad):
         (centred, d), rows = ctx.saved_tensors, ctx.rows
-        pull, some = grad * d.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0), centred[rows]
+        pull = 2 * grad if ctx.squared else grad * d.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0)
+        some = centred[rows]
         slope = pull.sum(0)[:, None] * centred - pull.T @ some
         slope[rows] += pull.sum(1, keepdim=True) * some - pull @ centred
-        return slope, None
-
-# %% ../../nbs/49_losses.base.ipynb #4711d29e
-def block_distances(x: Tensor, rows: slice) -> Tensor:  # (R, B)
-    "Some rows of `batch_distances`, with first derivatives only"
-    return _BlockDistances.apply(x, rows)
+        return slope, None, None
 
 # %% ../../nbs/49_losses.base.ipynb #b1884cda
 class PairLoss(Loss):
     "A loss of the cosines of anchors with others; a subclass says in `terms` what is done with them"
 
-    takes_positives = True
+    takes_positives = in_blocks = True
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
-        own = tuple(p for p in self.parameters() if p.requires_grad)
-        total, weight = sum_over_rows(self.terms, z, labels, learned=own)
+        total, weight = sum_over_rows(self.terms, z, labels, learned=tuple(self.parameters()))
         return total / or_one(weight)
 
     def pairs(
@@ -506,6 +538,10 @@ class PairLoss(Loss):
         "The loss of anchors, one a row"
         total, weight = self.terms(s, positives, negatives)
         return total / or_one(weight)
+
+    def against(self, z: Tensor, labels: Tensor, others: Tensor, of: Tensor, own: bool) -> Tensor:  # scalar
+        "The loss of anchors against others (M, D) with labels (M,); own: the first of those are the anchors themselves"
+        return self.pairs(products(z, others), *masks_against(labels, of, own))
 
     def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, divisor
         raise NotImplementedError(f"{type(self).__name__} must say what its pairs are worth")

@@ -8,6 +8,7 @@ __all__ = ['GeneralizedLiftedLoss', 'draw_positive', 'NPairLoss', 'AngularLoss',
 
 # %% ../../nbs/51_losses.batch.ipynb #32ad7ee9
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,10 +22,11 @@ from dmlstudy.losses.base import (
     batch_distances,
     log1p_sum_exp,
     log_sum_exp,
-    masked_mean,
+    masked_sum,
     or_one,
     products,
     similarities,
+    sum_over_rows,
     zero,
 )
 from .tuples import DrawingLoss
@@ -48,7 +50,7 @@ class GeneralizedLiftedLoss(Loss, name="lifted"):
         variant: published: 1e-6 added to each coordinate of a difference
     """
 
-    takes_positives = True
+    takes_positives = in_blocks = True
     normalizes = False
 
     def __init__(
@@ -63,10 +65,13 @@ class GeneralizedLiftedLoss(Loss, name="lifted"):
         self.margin, self.l2_weight, self.squared_norm = margin, l2_weight, squared_norm
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
-        positives, negatives = pair_masks(labels)
-        d = batch_distances(f, offset=1e-6 if self.variant == "published" else 0.0)
+        matrix = partial(batch_distances, offset=1e-6 if self.variant == "published" else 0.0)
+        total, anchors = sum_over_rows(self.terms, f, labels, matrix=matrix)
+        return total / or_one(anchors) + _norm_penalty(f, self.l2_weight, self.squared_norm)
+
+    def terms(self, d: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, anchors
         terms = (log_sum_exp(d, positives) + log_sum_exp(self.margin - d, negatives)).relu()
-        return masked_mean(terms, positives.any(1)) + _norm_penalty(f, self.l2_weight, self.squared_norm)
+        return masked_sum(terms, positives.any(1))
 
 # %% ../../nbs/51_losses.batch.ipynb #1a9f871e
 def draw_positive(
@@ -83,11 +88,6 @@ def draw_positive(
     place = place + (place >= own) * (free > 0)
     return order[place], free > 0
 
-# %% ../../nbs/51_losses.batch.ipynb #1d5e39c9
-def _negatives(labels: Tensor) -> Tensor:  # (B, B)
-    "The second of `pair_masks`, without the time of the first"
-    return labels[:, None] != labels if labels.ndim == 1 else pair_masks(labels)[1]
-
 # %% ../../nbs/51_losses.batch.ipynb #caff7f1c
 class NPairLoss(DrawingLoss, name="npair"):
     """Mean over anchors of a softmax loss of one positive against all negatives; the norm penalty always counts
@@ -100,7 +100,7 @@ class NPairLoss(DrawingLoss, name="npair"):
         variant: no difference
     """
 
-    takes_positives = True
+    takes_positives = in_blocks = True
     normalizes = False
 
     def __init__(
@@ -119,9 +119,13 @@ class NPairLoss(DrawingLoss, name="npair"):
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
         f = f * self.scale
         p, found = draw_positive(labels, self.draw(len(f), f.device))
-        similarity = similarities(f)
-        terms = log1p_sum_exp(similarity, _negatives(labels), similarity.gather(1, p[:, None])[:, 0])
-        return masked_mean(terms, found) + _norm_penalty(f, self.l2_weight, self.squared_norm)
+        total, anchors = sum_over_rows(self.terms, f, labels, anchors=(p, found))
+        return total / or_one(anchors) + _norm_penalty(f, self.l2_weight, self.squared_norm)
+
+    def terms(
+        self, s: Tensor, positives: Tensor, negatives: Tensor, p: Tensor, found: Tensor
+    ) -> tuple[Tensor, Tensor]:  # sum, anchors
+        return masked_sum(log1p_sum_exp(s, negatives, s.gather(1, p[:, None])[:, 0]), found)
 
 # %% ../../nbs/51_losses.batch.ipynb #398939c4
 class AngularLoss(DrawingLoss, name="angular"):
@@ -136,7 +140,7 @@ class AngularLoss(DrawingLoss, name="angular"):
         variant: no difference
     """
 
-    takes_positives = True
+    takes_positives = in_blocks = True
     normalizes = False
 
     def __init__(
@@ -155,16 +159,32 @@ class AngularLoss(DrawingLoss, name="angular"):
 
     def value(self, f: Tensor, labels: Tensor, triplets: None) -> Tensor:
         p, found = draw_positive(labels, self.draw(len(f), f.device))
-        negatives, raw, length = _negatives(labels), similarities(f), lengths(f)
+        length = lengths(f)
+        matrix = partial(self.cosines, p=p, length=length)
+        total, anchors = sum_over_rows(self.terms, f, labels, learned=(length,), matrix=matrix, anchors=(p, found))
+        penalty = (f.square().sum(1) if self.squared_norm else length).mean()
+        return total / or_one(anchors) + self.l2_weight * penalty
+
+    def cosines(self, f: Tensor, p: Tensor, length: Tensor, rows: slice | None = None) -> tuple[Tensor, ...]:
+        "Inner products and cosines of all anchors or some, and the cosines of the positives drawn for them"
         inverse = length.masked_fill(length < 1e-12, 1.0).reciprocal()  # as `unit` has it
-        s = raw * inverse[:, None] * inverse
+        if rows is None:
+            raw = similarities(f)
+            s = raw * inverse[:, None] * inverse
+            return raw, s, s.index_select(0, p)
+        raw, of_p = products(f[rows], f), products(f[p[rows]], f)
+        return raw, raw * inverse[rows, None] * inverse, of_p * inverse[p[rows], None] * inverse
+
+    def terms(
+        self, cosines: tuple, positives: Tensor, negatives: Tensor, p: Tensor, found: Tensor
+    ) -> tuple[Tensor, Tensor]:  # sum, anchors
+        raw, s, of_p = cosines
         exponents = (raw - raw.gather(1, p[:, None])).clamp(max=50)
         tan2 = math.tan(math.radians(self.alpha)) ** 2
-        angular = 4 * tan2 * (s + s.index_select(0, p))
         terms = log1p_sum_exp(exponents, negatives) + self.lam * log1p_sum_exp(
-            angular, negatives, 2 * (1 + tan2) * s.gather(1, p[:, None])[:, 0]
+            4 * tan2 * (s + of_p), negatives, 2 * (1 + tan2) * s.gather(1, p[:, None])[:, 0]
         )
-        return masked_mean(terms, found) + self.l2_weight * (raw.diagonal() if self.squared_norm else length).mean()
+        return masked_sum(terms, found)
 
 # %% ../../nbs/51_losses.batch.ipynb #39d08841
 def lost_shares(bins: int) -> list[bool]:
@@ -181,7 +201,7 @@ class HistogramLoss(Loss, name="histogram"):
         variant: published: shares lost to float equality, which matters for 11 but not for 65
     """
 
-    takes_positives = True
+    takes_positives = in_blocks = True
 
     def __init__(
         self,
@@ -195,8 +215,13 @@ class HistogramLoss(Loss, name="histogram"):
         self.register_buffer("kept", ~torch.tensor(lost), persistent=False)
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
-        s = (similarities(z)).clamp(-1, 1).flatten()
-        positives, negatives = (mask.flatten() for mask in pair_masks(labels))
+        h, n_positives, n_negatives = sum_over_rows(self.terms, z, labels)
+        h_p, h_n = h.view(2, -1).unbind()
+        return (h_n * h_p.cumsum(0)).sum() / or_one(n_positives * n_negatives)
+
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:  # histograms, pairs
+        groups = 1 if len(s) == s.shape[1] else len(s)  # in blocks row by row: long sums in float32 lose digits
+        s, positives, negatives = (x.reshape(groups, -1) for x in (s.clamp(-1, 1), positives, negatives))
         place = (s + 1) * ((self.bins - 1) / 2)
         node = place.detach().long().clamp(0, self.bins - 2)  # of NaN too, whose share is NaN
         share = place - node
@@ -204,11 +229,10 @@ class HistogramLoss(Loss, name="histogram"):
         counted = positives + negatives  # times
         lower, upper = (1 - share) * counted, share * counted
         if self.variant == "published":
-            upper = upper * self.kept.to(z.device)[node]
-        h = torch.zeros(2 * self.bins, dtype=z.dtype, device=z.device)
-        h = h.scatter_add(0, torch.cat((index, index + 1)), torch.cat((lower, upper)))
-        h_p, h_n = h.view(2, -1).unbind()
-        return (h_n * h_p.cumsum(0)).sum() / or_one(positives.sum() * negatives.sum())
+            upper = upper * self.kept.to(s.device)[node]
+        h = torch.zeros(groups, 2 * self.bins, dtype=s.dtype, device=s.device)
+        h = h.scatter_add(1, torch.cat((index, index + 1), 1), torch.cat((lower, upper), 1))
+        return h.sum(0), positives.sum(), negatives.sum()
 
 # %% ../../nbs/51_losses.batch.ipynb #f8b3da80
 class MultiSimilarityLoss(PairLoss, name="multisimilarity"):
@@ -294,10 +318,14 @@ class NormalizedNPairLoss(Loss, name="normalized_npair"):
         return F.cross_entropy(logits, own, ignore_index=-1, reduction="sum") / found.sum().clamp(min=1)
 
 # %% ../../nbs/51_losses.batch.ipynb #8144edf4
-def _mean_weights(mask: Tensor, dtype: torch.dtype) -> Tensor:  # of the mask's shape, sum 1, or 0 for an empty mask
-    "Weights with which a sum is the mean over the entries of a mask, or one of weights"
-    weights = mask.to(dtype)
-    return weights / or_one(weights.sum())
+def _totals(s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    "Weights of all positive pairs, and the number of negative ones"
+    return positives.to(s.dtype).sum(), negatives.to(s.dtype).sum()
+
+# %% ../../nbs/51_losses.batch.ipynb #8c9ca2cf
+def _mean_weights(mask: Tensor, total: Tensor) -> Tensor:  # of the mask's shape; 0 for an empty mask
+    "Weights with which sums over the rows are the mean over the entries of a mask, or one of weights, with this total"
+    return mask.to(total.dtype) / or_one(total.detach())
 
 # %% ../../nbs/51_losses.batch.ipynb #8a39b2f6
 class TupletMarginLoss(Loss, name="tuplet_margin"):
@@ -311,7 +339,7 @@ class TupletMarginLoss(Loss, name="tuplet_margin"):
         variant: no difference
     """
 
-    takes_positives = True
+    takes_positives = in_blocks = True
 
     def __init__(
         self,
@@ -327,14 +355,24 @@ class TupletMarginLoss(Loss, name="tuplet_margin"):
         self.scale, self.beta, self.lam, self.epsilon = scale, beta, lam, epsilon
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
-        s = similarities(z)
-        positives, negatives = pair_masks(labels)
+        *_, tuplets, _, _, spread = sum_over_rows(self.spread, z, labels, first=(_totals, self.tuplets))
+        return tuplets + self.lam * spread
+
+    def tuplets(
+        self, s: Tensor, positives: Tensor, negatives: Tensor, n_p: Tensor, n_n: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:  # mean over tuplets, and mean cosines of either kind of pairs
         c = s.clamp(-1 + 1e-6, 1 - 1e-6)
         along, across = self.scale * math.cos(self.beta), self.scale * math.sin(self.beta)
         moved = c * along + (1 - c.square()).sqrt() * across
         against = log_sum_exp(self.scale * s, negatives)
         tuplets = F.softplus(against[:, None] - moved, threshold=60)
-        of_p, of_n = _mean_weights(positives, z.dtype), _mean_weights(negatives, z.dtype)
-        least, most = (1 - self.epsilon) * (s * of_p).sum(), (1 + self.epsilon) * (s * of_n).sum()
+        of_p, of_n = _mean_weights(positives, n_p), _mean_weights(negatives, n_n)
+        return (tuplets * of_p).sum(), (s * of_p).sum(), (s * of_n).sum()
+
+    def spread(
+        self, s: Tensor, positives: Tensor, negatives: Tensor, n_p: Tensor, n_n: Tensor, _: Tensor, *means: Tensor
+    ) -> tuple[Tensor]:
+        of_p, of_n = _mean_weights(positives, n_p), _mean_weights(negatives, n_n)
+        least, most = (1 - self.epsilon) * means[0], (1 + self.epsilon) * means[1]
         spread = torch.where(negatives, s - most, least - s).relu().square()
-        return (tuplets * of_p).sum() + self.lam * (spread * (of_p + of_n)).sum()
+        return ((spread * (of_p + of_n)).sum(),)

@@ -187,7 +187,7 @@ class CenterContrastiveLoss(CosFaceLoss, name="center_contrastive"):
         logits, y = self.logits(f, labels, self.scale)
         true = logits.gather(1, y)
         fit = F.cross_entropy(logits.scatter(1, y, true - self.scale * self.margin), y[:, 0])
-        return fit + self.weight * (2 - 2 / self.scale * true.mean())
+        return fit + self.weight * (2 - 2 / self.scale * true.mean()) if self.weight else fit
 
 # %% ../../nbs/54_losses.centers.ipynb #efc62381
 class _PairSum(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core import check_numbers, generator, hyperparameters_of
 from ..distances import no_autocast, unit
-from .base import Loss, PairLoss, products, similarities
+from .base import Loss, PairLoss, similarities
 
 # %% ../../nbs/57_losses.memory.ipynb #b4537275
 class Around(Loss):
@@ -49,17 +49,18 @@ def _losses(module: nn.Module) -> list[Loss]:
 
 # %% ../../nbs/57_losses.memory.ipynb #fd4981f2
 class WithMemory(Around):
-    "A loss of pairs on the batch, and on the batch against the embeddings of past batches"
+    "A loss of pairs or rankings on the batch, and on the batch against the embeddings of past batches"
 
     def __init__(
         self,
-        loss: PairLoss,  # one that is a sum over anchors
+        loss: Loss,  # of pairs or of rankings: a sum over anchors
         size: int,  # embeddings kept, the last ones
         warmup: int = 1000,  # first steps without the memory
     ):
         super().__init__(loss)
-        if not isinstance(loss, PairLoss):
-            raise ValueError(f"a memory goes with a loss of pairs, such as supcon or circle; got {type(loss).__name__}")
+        if not hasattr(loss, "against"):
+            takes = "a loss of pairs, such as supcon or circle, or of rankings, such as smooth_ap"
+            raise ValueError(f"a memory goes with {takes}; got {type(loss).__name__}")
         check_numbers(self, least=1, whole=True, size=size)
         check_numbers(self, whole=True, warmup=warmup)
         self.size, self.warmup, self.steps = size, warmup, 0
@@ -68,7 +69,7 @@ class WithMemory(Around):
         self.register_buffer("kept_labels", torch.empty(0, dtype=torch.int64), persistent=False)
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
-        own = self.loss.value(z, labels)
+        own = self.loss.value(z, labels, None)
         if self.training:
             self.steps += 1
             if self.steps <= self.warmup:
@@ -76,10 +77,7 @@ class WithMemory(Around):
             self.keep(z.detach(), labels)
         if not len(self.kept):
             return own
-        same, other = labels[:, None] == self.kept_labels, labels[:, None] != self.kept_labels
-        if self.training:  # the batch is there, too
-            same.fill_diagonal_(False)
-        return own + self.loss.pairs(products(z, self.kept.to(z.dtype)), same, other)
+        return own + self.loss.against(z, labels, self.kept.to(z.dtype), self.kept_labels, own=self.training)
 
     def keep(self, z: Tensor, labels: Tensor) -> None:
         "Put a batch in front, and drop the oldest"
@@ -97,7 +95,7 @@ class WithMemory(Around):
 
 # %% ../../nbs/57_losses.memory.ipynb #94f99048
 def with_memory(
-    loss: PairLoss,  # supcon, circle, contrastive, multisimilarity and others
+    loss: Loss,  # supcon, circle, contrastive, multisimilarity, smooth_ap and others
     size: int,  # embeddings kept
     warmup: int = 1000,  # first steps without the memory
 ) -> WithMemory:

@@ -18,6 +18,7 @@ from ..distances import lengths, pair_masks, safe_sqrt
 from dmlstudy.losses.base import (
     Loss,
     PairLoss,
+    _cosines,
     batch_distances,
     log_sum_exp,
     masked_sum,
@@ -28,7 +29,6 @@ from dmlstudy.losses.base import (
     sum_over_rows,
 )
 from .batch import NormalizedNPairLoss
-from .tuples import _distances
 from .views import NTXentLoss
 
 # %% ../../nbs/56_losses.pairs.ipynb #4afac02f
@@ -52,7 +52,7 @@ class CircleLoss(PairLoss, name="circle"):
         super().__init__(variant)
         check_numbers(self, margin=margin)
         check_numbers(self, over=0, gamma=gamma)
-        self.margin, self.gamma = margin, gamma
+        self.margin, self.gamma, self.in_blocks = margin, gamma, variant == "corrected"
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
         if self.variant == "corrected":
@@ -253,7 +253,7 @@ class RankedListLoss(PairLoss, name="ranked_list"):
         self.alpha, self.margin, self.scale, self.lam = alpha, margin, scale, lam
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
-        total, weight = sum_over_rows(self.terms, z, labels, matrix=_distances)
+        total, weight = sum_over_rows(self.terms, z, labels, matrix=batch_distances)
         return total / weight
 
     def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar, from cosines
@@ -278,7 +278,7 @@ class HyperbolicLoss(Loss, name="hyperbolic"):
         variant: published: the negatives of two views at a time, and 1e-5 in a denominator
     """
 
-    takes_positives = True
+    takes_positives = in_blocks = True
 
     def __init__(
         self,
@@ -291,21 +291,31 @@ class HyperbolicLoss(Loss, name="hyperbolic"):
         check_numbers(self, c=c)
         check_numbers(self, over=0, temperature=temperature, clip=clip)
         self.c, self.temperature, self.clip, self.normalizes = c, temperature, clip, c == 0
+        self.in_blocks = variant == "corrected"
 
-    def distances(self, f: Tensor) -> Tensor:  # (B, B)
+    def distances(self, f: Tensor, rows: slice | None = None) -> Tensor:  # (B, B), or some of its rows
         "Distances in the ball of raw embeddings (B, D)"
         root, norm = math.sqrt(self.c), lengths(f).clamp(min=1e-6)
         size = (root * norm * (self.clip / (norm + 1e-5)).clamp(max=1)).tanh().clamp(max=1 - 1e-3)
         h = f * (size / (root * norm))[:, None]
-        d, gap = root * batch_distances(h), 1 - size.square()
+        d, gap = root * batch_distances(h, rows=rows), 1 - size.square()
+        gaps = gap[rows or slice(None), None] * gap
         if self.variant == "corrected":
-            return 2 / root * (d * (gap[:, None] * gap).rsqrt()).asinh()
-        under = d.square() + gap[:, None] * gap
+            return 2 / root * (d * gaps.rsqrt()).asinh()
+        under = d.square() + gaps
         return 2 / root * (d * under.sqrt() / (under + 1e-5)).clamp(max=1 - 1e-5).atanh()
 
     def value(self, f: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
-        positives, negatives = pair_masks(labels)
-        s = (-self.distances(f) if self.c else similarities(f)) / self.temperature
+        if self.variant == "corrected":
+            total, classes = sum_over_rows(self.terms, f, labels, matrix=self.logits)
+        else:  # at once: which images stand where in their class is known of all of them only
+            total, classes = self.terms(self.logits(f), *pair_masks(labels))
+        return total / classes.masked_fill(classes == 0, 1)
+
+    def logits(self, f: Tensor, rows: slice | None = None) -> Tensor:  # (B, B), or some of its rows
+        return (-self.distances(f, rows) if self.c else _cosines(f, rows)) / self.temperature
+
+    def terms(self, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, classes
         if self.variant == "corrected":
             against = log_sum_exp(s, negatives)[:, None]
         else:
@@ -313,7 +323,7 @@ class HyperbolicLoss(Loss, name="hyperbolic"):
         count = (positives > 0).sum(1)
         classes = ((count > 0).to(s.dtype) / (count + 1)).sum()
         terms = torch.where(positives > 0, F.softplus(against - s, threshold=60), 0.0) * relative(positives)
-        return terms.sum() / classes.masked_fill(classes == 0, 1)
+        return terms.sum(), classes
 
 # %% ../../nbs/56_losses.pairs.ipynb #d8e8a0e0
 def _of_two_views(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # (B, B)

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from ..core import check_numbers, lookup
 from ..distances import pair_masks
-from .base import _AT_ONCE, Loss, masked_mean, products, relative, similarities, sum_over_rows
+from dmlstudy.losses.base import (
+    _AT_ONCE,
+    Loss,
+    masked_mean,
+    masks_against,
+    products,
+    relative,
+    similarities,
+    sum_over_rows,
+)
 
 # %% ../../nbs/52_losses.ranking.ipynb #84547de6
 _NEVER = -1e30  # similarity of what is not in a list: before nothing
@@ -50,15 +59,24 @@ def _row_mean(x: Tensor, weights: Tensor) -> Tensor:  # (R,)
 class _RankingLoss(Loss):
     "Mean over the queries that have a positive; a subclass says what one query's row costs"
 
-    takes_positives = True
+    takes_positives = in_blocks = True
 
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
-        total, count = self.sums(z, labels)
+        return self.mean(*self.sums(z, labels))
+
+    def mean(self, total: Tensor, count: Tensor) -> Tensor:  # scalar, of what `terms` sums up
         return total / count.clamp(min=1)
 
     def sums(self, z: Tensor, labels: Tensor) -> tuple[Tensor, ...]:  # of `terms`, over all rows
         k = min(most_positives(labels) + 1, len(z))  # the query itself may be one
         return sum_over_rows(partial(self.terms, k), z, labels, width=(k + 1) * len(z))
+
+    def against(self, z: Tensor, labels: Tensor, others: Tensor, of: Tensor, own: bool) -> Tensor:  # scalar
+        "The mean over queries of the others' (M, D) ranking, labels (M,); own: the first of those are the queries"
+        k = min(most_positives(of) + 1, len(of))
+        matrix = lambda z, rows=slice(None): products(z[rows], others)
+        masks = partial(masks_against, labels, of, own)
+        return self.mean(*sum_over_rows(partial(self.terms, k), z, masks, width=(k + 1) * len(of), matrix=matrix))
 
     def terms(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
         "Sum of the queries' costs, and how many they are"
@@ -271,8 +289,7 @@ class ROADMAPLoss(SupAPLoss, name="roadmap"):
     def terms(self, k: int, *rows: Tensor) -> tuple[Tensor, ...]:  # six
         return *super().terms(k, *rows), *_active_margins(*rows, 0.9, 0.6)
 
-    def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
-        total, count, *margins = self.sums(z, labels)
+    def mean(self, total: Tensor, count: Tensor, *margins: Tensor) -> Tensor:  # scalar
         both = (1 - self.lam) * total / count.clamp(min=1) + self.lam * _margin_means(*margins)
         return 2 * both if self.variant == "published" else both
 

@@ -7,6 +7,7 @@ __all__ = ['ContrastiveLoss', 'TripletLoss', 'MarginLoss', 'DrawingLoss', 'draw_
 
 # %% ../../nbs/50_losses.tuples.ipynb #f9e2a33a
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from dmlstudy.losses.base import (
     PairLoss,
     all_triplet_hinge,
     batch_distances,
-    block_distances,
     check_classes,
     masked_mean,
     or_one,
@@ -28,25 +28,14 @@ from dmlstudy.losses.base import (
 )
 
 # %% ../../nbs/50_losses.tuples.ipynb #9897242c
-def _positives(labels: Tensor) -> tuple[Tensor, Tensor]:
-    "Which pairs are positive, and how much they count, (B, B): `pair_masks` without the time of the negatives"
-    weights = (labels[:, None] == labels if labels.ndim == 1 else labels.clone()).fill_diagonal_(0)
-    return weights if weights.dtype == torch.bool else weights > 0, weights
-
-
 def _triplet_weights(
-    positives: Tensor,  # (B, B), which j are a's positives; all others but a itself are its negatives
-    weights: Tensor,  # (B, B), how much they count
+    positives: Tensor,  # (R, B), how much a positive counts, 0 for others
+    negatives: Tensor,  # (R, B), which are negatives: all others but the anchor itself
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # weights of the pairs, (B, B); weights of positives, numbers of negatives, (B,)
+) -> tuple[Tensor, Tensor, Tensor]:  # weights of the pairs, (R, B); weights of positives, numbers of negatives, (R,)
     "In how many of all triplets each ordered pair takes part"
-    n_positives, n_negatives = (count.to(dtype) for count in triplets_per_anchor(weights))
-    of_p = n_negatives[:, None] if weights.dtype == torch.bool else n_negatives[:, None] * weights
-    return torch.where(positives, of_p, n_positives[:, None]).fill_diagonal_(0), n_positives, n_negatives
-
-# %% ../../nbs/50_losses.tuples.ipynb #732bc88a
-def _distances(z: Tensor, rows: slice | None = None) -> Tensor:  # (B, B), or some of its rows
-    return batch_distances(z) if rows is None else block_distances(z, rows)
+    n_positives, n_negatives = (count.to(dtype) for count in triplets_per_anchor(positives))
+    return torch.where(negatives, n_positives[:, None], n_negatives[:, None] * positives), n_positives, n_negatives
 
 # %% ../../nbs/50_losses.tuples.ipynb #c3c49dc8
 class ContrastiveLoss(PairLoss, name="contrastive"):
@@ -75,10 +64,7 @@ class ContrastiveLoss(PairLoss, name="contrastive"):
         if triplets is not None:
             d_ap, d_an = triplet_distances(z, triplets, offset=offset)
             return ((d_ap - self.pos_margin).relu() + (self.neg_margin - d_an).relu()).sum() / max(1, len(d_ap))
-        if offset:  # at once, however large the batch
-            total, weight = self.terms(batch_distances(z, offset=offset), *pair_masks(labels))
-        else:
-            total, weight = sum_over_rows(self.terms, z, labels, matrix=_distances)
+        total, weight = sum_over_rows(self.terms, z, labels, matrix=partial(batch_distances, offset=offset))
         return total / or_one(weight)
 
     def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar, from cosines
@@ -101,7 +87,7 @@ class TripletLoss(Loss, name="triplet"):
     """
 
     uses = "triplets"
-    takes_positives = True
+    takes_positives = in_blocks = True
 
     def __init__(
         self,
@@ -125,28 +111,37 @@ class TripletLoss(Loss, name="triplet"):
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
         if triplets is not None:
             return self.terms(z, triplets).sum() / max(1, len(triplets[0]))
-        d, (_, weights) = batch_distances(z, self.squared), _positives(labels)
-        total, _ = all_triplet_hinge(d, weights, self.margin)
-        n_positives, n_negatives = triplets_per_anchor(weights)
-        return total / or_one((n_positives * n_negatives).sum())
+        total, count = sum_over_rows(self.of_all, z, labels, matrix=partial(batch_distances, squared=self.squared))
+        return total / or_one(count)
+
+    def of_all(self, d: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, triplets
+        n_positives, n_negatives = triplets_per_anchor(positives)
+        total, _ = all_triplet_hinge(d, positives, negatives, self.margin)
+        return total, (n_positives * n_negatives).sum()
 
 # %% ../../nbs/50_losses.tuples.ipynb #d4b1098d
 def _margin_of_all(loss: Loss, z: Tensor, beta: Tensor, labels: Tensor) -> Tensor:
     "The margin loss over all triplets of a batch, from its pairs"
-    positives, counted = _positives(labels)
-    beta = beta[:, None] if beta.ndim else beta
-    published = loss.variant == "published"
-    d = (batch_distances(z, squared=True) + 1e-8).sqrt() if published else batch_distances(z)
-    terms = (torch.where(positives, d - beta, beta - d) + loss.margin).relu()
-    weights, n_positives, n_negatives = _triplet_weights(positives, counted, z.dtype)
-    active = terms > 0
-    if loss.normalizer == "pairs":
-        n_active = (active * weights).sum()
-    else:  # all triplets of an anchor, less those of an idle positive and an idle negative
-        idle_p = n_positives - (active * counted).sum(1)
-        idle_n = n_negatives - (active & ~positives).fill_diagonal_(False).sum(1)
-        n_active = (n_positives * n_negatives - idle_p * idle_n).sum()
-    return (terms * weights).sum() / or_one(n_active)
+
+    def matrix(z: Tensor, rows: slice | None = None) -> Tensor:
+        published = loss.variant == "published"
+        d = batch_distances(z, squared=published, rows=rows)
+        return (d + 1e-8).sqrt() if published else d
+
+    def sums(d: Tensor, positives: Tensor, negatives: Tensor, *own: Tensor) -> tuple[Tensor, Tensor]:
+        limit = own[0][:, None] if own else beta
+        terms = (torch.where(negatives, limit - d, d - limit) + loss.margin).relu()
+        weights, n_positives, n_negatives = _triplet_weights(positives, negatives, d.dtype)
+        active = terms > 0
+        if loss.normalizer == "pairs":
+            return (terms * weights).sum(), (active * weights).sum()
+        idle_p = n_positives - (active * positives).sum(1)
+        idle_n = n_negatives - (active & negatives).sum(1)  # all triplets, less those of an idle positive and negative
+        return (terms * weights).sum(), (n_positives * n_negatives - idle_p * idle_n).sum()
+
+    of = {"anchors": (beta,)} if beta.ndim else {"learned": (beta,)}
+    total, active = sum_over_rows(sums, z, labels, matrix=matrix, **of)
+    return total / or_one(active)
 
 # %% ../../nbs/50_losses.tuples.ipynb #0b317d96
 class MarginLoss(Loss, name="margin"):
@@ -163,7 +158,7 @@ class MarginLoss(Loss, name="margin"):
     """
 
     uses = "triplets"
-    takes_positives = True
+    takes_positives = in_blocks = True
 
     def __init__(
         self,
@@ -298,7 +293,7 @@ class QuadrupletLoss(DrawingLoss, name="quadruplet"):
         index = torch.arange(len(labels), device=labels.device)
         a, p = index.repeat_interleave(len(index)), index.repeat(len(index))
         n, found = draw_outside(labels, labels[a][:, None], self.draw(len(a), labels.device))
-        return (a, p, n), _positives(labels)[0].flatten() & found
+        return (a, p, n), pair_masks(labels)[0].flatten() & found
 
 # %% ../../nbs/50_losses.tuples.ipynb #781a1d68
 class SNRLoss(Loss, name="snr"):
@@ -311,7 +306,7 @@ class SNRLoss(Loss, name="snr"):
     """
 
     uses = "triplets"
-    takes_positives = True
+    takes_positives = in_blocks = True
 
     def __init__(
         self,
@@ -329,12 +324,9 @@ class SNRLoss(Loss, name="snr"):
         signal = centred.square().sum(1)
         signal = signal.masked_fill(signal < 1e-12, 1.0)
         if triplets is None:
-            _, weights = _positives(labels)
-            n_positives, n_negatives = triplets_per_anchor(weights)
-            ratios = batch_distances(centred, squared=True) / signal[:, None]
-            hinges, active = all_triplet_hinge(ratios, weights, self.margin)
-            n_triplets = n_positives * n_negatives
-            off_mean = (total[:, 0].abs() * n_triplets).sum() / or_one(n_triplets.sum())
+            anchors, matrix = (signal, total[:, 0]), partial(batch_distances, squared=True)
+            hinges, active, off, count = sum_over_rows(self.of_all, centred, labels, matrix=matrix, anchors=anchors)
+            off_mean = off / or_one(count)
         else:
             signal = signal.index_select(0, triplets[0])
             d_ap, d_an = triplet_distances(centred, triplets, squared=True)
@@ -342,3 +334,11 @@ class SNRLoss(Loss, name="snr"):
             hinges, active = hinges.sum(), (hinges > 0).sum()
             off_mean = total[:, 0].index_select(0, triplets[0]).abs().sum() / max(1, len(d_ap))
         return hinges / or_one(active) + self.lam * off_mean
+
+    def of_all(
+        self, d2: Tensor, positives: Tensor, negatives: Tensor, signal: Tensor, total: Tensor
+    ) -> tuple[Tensor, ...]:  # sum and number of active hinges; sum of coordinate sums over all triplets, and number
+        n_positives, n_negatives = triplets_per_anchor(positives)
+        hinges = all_triplet_hinge(d2 / signal[:, None], positives, negatives, self.margin)
+        n_triplets = n_positives * n_negatives
+        return *hinges, (total.abs() * n_triplets).sum(), n_triplets.sum()

@@ -79,8 +79,8 @@ def query_values(
     singletons: str = "miss",  # queries with nothing to find: miss (0) or skip (NaN)
     relevance=None,  # in place of labels, as `judge` takes it
     **options,  # of `nearest`: budget, progress
-) -> dict[str, Tensor]:  # name -> a value of each query, (N,) float64
-    "Retrieval metrics of every query, from one search"
+) -> dict[str, Tensor]:  # name -> a value of each query, (N,) float64; nearest -> place in the gallery, -1: none there
+    "Retrieval metrics of every query and its nearest image, from one search"
     query, y, gallery, y_gallery = pair
     budget = options.setdefault("budget", 2**28)
     if relevance is None:
@@ -95,15 +95,17 @@ def query_values(
         warnings.warn(f"{count}: they {what}", stacklevel=3)
     k = max(1, *(depth(kind, k, int(relevant.max()), own) for kind, k in wanted.values()))
     values = {name: torch.zeros(len(y), dtype=torch.float64, device=y.device) for name in wanted}
+    first = torch.full_like(y, -1)
     step = max(1, budget // (32 * k))
     found = nearest(gallery, k, None if own else query, **options)
     for rows, index in ((r, i) for part in found for r, i in zip(*(x.split(step) for x in part), strict=True)):
         r = Retrieval(hits(rows, index), relevant[rows], own)
+        first[rows] = index[:, 0] if index.shape[1] else -1
         for name, (kind, k) in wanted.items():
             values[name][rows] = RETRIEVAL[kind](r, k) if kind.endswith("@k") else RETRIEVAL[kind](r)
     if singletons == "skip":
         values = {name: v.masked_fill(lonely, torch.nan) for name, v in values.items()}
-    return values
+    return values | {"nearest": first}
 
 # %% ../../nbs/79_metrics.ipynb #0e8513c0
 def structure(
@@ -141,7 +143,7 @@ def evaluate(
     seed: int = 0,  # of k-means
     budget: int = 2**28,  # bytes for the scores and candidates of the search at a time
     progress: bool = True,  # show a bar for work of more than some seconds
-    per_query: bool = False,  # return also the value of each query for the retrieval metrics
+    per_query: bool = False,  # return also each query's retrieval metrics, and its nearest image as "nearest"
     relevance: Tensor
     | np.ndarray
     | tuple
@@ -161,7 +163,7 @@ def evaluate(
         seed: of k-means
         budget: bytes for the scores and candidates of the search at a time
         progress: show a bar for work of more than some seconds
-        per_query: return also the value of each query for the retrieval metrics
+        per_query: return also each query's retrieval metrics, and its nearest image as "nearest"
         relevance: in place of labels: (N, M), above 0: relevant; or (N, classes)
     """
     lookup("treatment of singletons", singletons, ("miss", "skip"))
@@ -178,7 +180,7 @@ def evaluate(
     pair = points[: len(f)], y, points[-len(f_gallery) :], y_gallery
     options = {"budget": budget, "progress": progress}
     each = query_values(pair, own, wanted, singletons, relevance, **options) if wanted else {}
-    values = {name: float(v.nanmean().nan_to_num()) for name, v in each.items()}
+    values = {name: float(v.nanmean().nan_to_num()) for name, v in each.items() if name in wanted}
     wanted = [name for name, (kind, _) in names.items() if kind in CLUSTERING]
     if wanted:
         for name, runs in agreement(points, y, wanted, kmeans_restarts, seed, progress=progress).items():

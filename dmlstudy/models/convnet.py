@@ -19,9 +19,8 @@ CONVNETS = {  # name -> channels and stride of each convolution of the stem
     "convnet_slim": ((12, 2), (16, 1), (16, 2)),
     "convnet_deep": ((24, 2), (32, 1), (32, 2), (48, 1), (64, 2)),
     "convnet_35": ((24, 2), (32, 1), (48, 2), (64, 1), (64, 2)),
-    "convnet_52": ((24, 2), (32, 1), (48, 2), (64, 1), (64, 2), (96, 1)),
 }
-SIDES = {"convnet_35": 35, "convnet_52": 52}  # of the images, pixels; elsewhere 24
+SIDES = {"convnet_35": 35}  # of the images, pixels; elsewhere 24
 
 
 class ConvNet(nn.Module):
