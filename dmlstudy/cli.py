@@ -63,6 +63,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.study import all_runs, unsearched
 
     notebooks()  # without them nothing can be run, and nothing is written
+    args.profile = args.profile or _usual_profile(args)
     if args.resources and not args.scheduler:
         raise ValueError("--resources goes with --scheduler")
     if args.extend or any(name.startswith("folder:") for name in args.datasets):
@@ -132,6 +133,16 @@ def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = ()
 
 # %% ../nbs/99_cli.ipynb #0e47e402
 _RANKED = ("Margin (D, beta=1.2)", "MultiSimilarity", "Triplet (D)", "ProxyNCA", "Softmax")
+
+
+def _usual_profile(args: argparse.Namespace) -> str:
+    "The profile of a run that names none: a loss of one's own races, unless it is asked for other data sets"
+    if not args.extend:
+        return "glyphs"
+    from dmlstudy.comparison import RACE
+    from dmlstudy.study import PROFILES
+
+    return RACE if {*names(args.datasets)} <= {*PROFILES[RACE].datasets} else "glyphs"
 
 
 def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the folders among the data sets
@@ -658,6 +669,7 @@ def _switch(flag: str, text: str) -> tuple:
 
 _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "profile": _option("--profile", "scale of the study (default: glyphs)", default="glyphs"),
+    "run_profile": _option("--profile", "scale of the study (default: glyphs; with --extend omniglot_objectives)"),
     "any_profile": _option("--profile", "only this one"),
     "questions": _many("--questions", "notebooks in nbs/experiments: train what they ask, draw them alone"),
     "experiments": _many("--experiments", "what is varied, see `dmlstudy list` (default: all of the profile)"),
@@ -722,7 +734,7 @@ _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | 
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
-        "profile questions experiments datasets seeds replicates methods extend against "
+        "run_profile questions experiments datasets seeds replicates methods extend against "
         "jobs scheduler resources dry_run fresh replace any_data",
     ),
     "status": (_status, "any_profile"),

@@ -14,6 +14,7 @@ from dmlstudy import cli, compare, comparison, own, study
 from dmlstudy.core import make_run
 from dmlstudy.methods import METHODS
 from dmlstudy.records import load_record, selected
+from dmlstudy.verdicts import COMPARED, verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 METHOD = """
@@ -120,7 +121,27 @@ def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     assert row["difference"] == pytest.approx((a - b).mean())
     half = stats.t.isf(0.0047 / 2, 4) * (a - b).std(ddof=1) / 5**0.5
     assert row["difference high"] - row["difference"] == pytest.approx(half, rel=0.01)
-    assert "replicates: 5" in " ".join(comparison.verdicts(table))
+    (told,) = comparison.verdicts(table)
+    word = COMPARED[verdict(row["difference low"], row["difference high"], 0.5)]
+    assert f"against Softmax: {word}; " in told and "replicates: 5" in told
+
+
+@pytest.mark.parametrize(
+    "words, planned",
+    [
+        ([], {"search": ("omniglot_few", 40), "objectives": ("omniglot_few", 5)}),
+        (["--against", "Contrastive (D)"], {"search": ("omniglot_few", 40), "objectives": ("omniglot_few", 10)}),
+        (["--profile", "drill"], {"objectives": ("glyphs_fine", 2)}),
+        (["--datasets", "glyphs_fine"], {"search": ("glyphs_fine", 10), "objectives": ("glyphs_fine", 5)}),
+    ],
+)
+def test_a_file_races_unless_a_profile_or_other_data_are_named(tmp_path, capsys, words, planned):
+    """Nothing is recorded here: 20 trials in two folds, then five replicates, also of the baseline that is named."""
+    file = tmp_path / "my_method.py"
+    file.write_text(SEARCHED)
+    cli.main(["run", "--extend", str(file), *words, "--dry-run"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(tuple(planned))]
+    assert {name: (dataset, int(runs)) for name, dataset, runs, *_ in rows} == planned
 
 
 @pytest.mark.parametrize(
