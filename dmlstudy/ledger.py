@@ -31,7 +31,7 @@ def read_ledger(
     "A ledger as it was written"
     return tomllib.loads(asset(f"ledger_{version}.toml").read_text(encoding="utf-8"))
 
-
+# %% ../nbs/95_ledger.ipynb #1722c6da
 def asked(
     ledger: Mapping,
 ) -> Iterator[dict]:  # claims with a name each; `rows`: pairs of methods, empty for a correlation; `settings` of runs
@@ -163,7 +163,7 @@ def printed_effect(
         return q["sign"] * float(np.min(gains) if q["over"] == "every" else np.mean(gains))
     return q["sign"] * float(table["mean"].corr(table["rho"]))
 
-
+# %% ../nbs/95_ledger.ipynb #3721b497
 def _printed(question: Mapping) -> pd.DataFrame:  # method by mean, std and rho: recall@1 in points, of five runs
     table, decay = published(question["paper"].removesuffix("2020")), pd.read_csv(asset("roth2020_rho.csv"))
     of = lambda t: t[t["dataset"] == question["printed"]].set_index("method")
@@ -264,7 +264,7 @@ def _bounds(table: pd.DataFrame, low: str, high: str) -> pd.Series:
     text = table[low].map("[{:+.2f}, ".format) + table[high].map("{:+.2f}]".format)
     return text.where(table[low].notna(), "")
 
-
+# %% ../nbs/95_ledger.ipynb #12e05eae
 def shown_verdicts(
     table: pd.DataFrame,  # as from `judged`
 ) -> pd.DataFrame:

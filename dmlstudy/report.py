@@ -341,7 +341,7 @@ def collect(
         merge_records(file, filter(None, map(own_record, some)), out)
     return [record for run in beside if (record := load_record(run))]
 
-
+# %% ../nbs/97_report.ipynb #c5107050
 def custom_table(records: Sequence[Mapping], profile: str) -> "pd.DataFrame":
     "What runs beside a profile's plan reached, a run a row"
     from dmlstudy.tables import overview
