@@ -24,6 +24,9 @@ def skipped(cell) -> bool:
 
 for path in map(Path, sys.argv[1:]):
     notebook = read_nb(path)
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and not skipped(cell):
+            cell.outputs = []  # the shell leaves those of a cell that prints nothing now
     shell = CaptureShell(path, mpl_format="png")  # nbdev's default, retina, stores four times the pixels
     with working_directory(path.parent):
         shell.run_all(notebook, exc_stop=True, preproc=skipped)
