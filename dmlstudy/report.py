@@ -183,7 +183,7 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = ["tuned", "tuned_lost", "reality", "decay", "decay_changes", "sec_sign", "sec_sign_rates", "trials"]
 _OURS += ["trials_rank", "agreement", "ledger", "omniglot_few", "omniglot_all", "one_shot", "validation", "photos"]
-_OURS += ["noise", "inflation"]
+_OURS += ["axes", "noise", "inflation"]
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
 

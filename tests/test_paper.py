@@ -28,7 +28,7 @@ STEMS = {
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
-    *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot"),
+    *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -56,6 +56,7 @@ ALONE = {
     "agreement",
     "decay",
     "sec_sign",
+    "axes",
     "validation",
     "sec_theory",
     "sec_table3",
