@@ -440,15 +440,14 @@ def jobs_of(
 
 def _look_up(experiments: Sequence[str], datasets: Sequence[str], methods: Sequence[str]) -> None:
     "Refuse names that are none"
-    if names := [name for name in datasets if not name.startswith("folder:")]:
-        from dmlstudy.data import DATASETS  # with torch, which what only draws does without
-    for kind, given, known in (
-        ("experiment", experiments, lambda: EXPERIMENTS),
-        ("data set", names, lambda: DATASETS),
-        ("method", methods, lambda: METHODS),
-    ):
+    for kind, given, known in (("experiment", experiments, EXPERIMENTS), ("method", methods, METHODS)):
         for name in given:
-            lookup(kind, name, known())
+            lookup(kind, name, known)
+    for name in datasets:
+        if not name.startswith("folder:"):
+            from dmlstudy.data import DATASETS  # with torch, which what only draws does without
+
+            lookup("data set", name, DATASETS)
 
 
 def _draws(p: Profile, own: Mapping, seeds: Sequence[int], replicates: Sequence[int]) -> list[tuple]:
