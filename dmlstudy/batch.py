@@ -433,16 +433,17 @@ class Progress:
 
     def show(self) -> None:
         "Report, if it is time"
+        if not self.live and time.perf_counter() - self.shown_at <= 30:
+            return
+        self._look()
+        lines = [self.summary(), *(f"  {_name(r)}{said}" for r, f in self.left.items() if (said := _step(f)))]
+        self.__exit__()
         if self.live:
-            self._look()
-            lines = [self.summary(), *(f"  {_name(r)}{said}" for r, f in self.left.items() if (said := _step(f)))]
-            self.__exit__()
             print("\n".join(line[: shutil.get_terminal_size().columns - 1] for line in lines), flush=True)
             self.lines = len(lines)
-        elif time.perf_counter() - self.shown_at > 30:
-            self._look()
+        else:
             self.shown_at = time.perf_counter()
-            self.say(self.summary())
+            self.say("\n".join(lines))
 
     def _look(self) -> None:
         self.left = {run: place for run, place in self.left.items() if not (place / "record.json").exists()}
