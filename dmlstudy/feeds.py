@@ -26,7 +26,7 @@ from .core import Run, cache_dir, cores, generator, lookup
 from .data import EMBEDDED, make_data
 from .data.files import Files, _state
 from .data.glyphs import SIDE
-from .data.layouts import data_dir
+from .data.layouts import SOURCES, data_dir
 from .data.omniglot import SETS
 from .data.splits import Data, Split, first_of_each_class, long_tail, wrong_labels
 from .data.transforms import TRANSFORMS, BatchTransform, Pixels, Views, make_transform, pad_pixels
@@ -333,8 +333,9 @@ def feed_of(
     if run.model in SIDES and run.dataset not in SETS:
         raise ValueError(f"{run.model} takes images of {SIDES[run.model]} pixels, as {' and '.join(SETS)} have them")
     whole = not embedded and not lookup("transform", run.transform, TRANSFORMS)["test"]
-    if whole and run.dataset != "cifar10" and run.pixels != "device":
+    held = embedded or SOURCES.get(run.dataset, {}).get("in_memory", False)
+    if whole and not held and run.pixels != "device":
         raise ValueError(f"transform {run.transform!r} keeps the size of an image, and is for cifar10 alone")
-    if run.pixels != "files" and (embedded or run.dataset == "cifar10"):
+    if run.pixels != "files" and held:
         raise ValueError(f"{run.dataset} is held in memory: leave pixels at 'files'; got {run.pixels!r}")
     return Feed(run, splits, device, views) if embedded or frozen else kind(run, splits, device, views, workers)

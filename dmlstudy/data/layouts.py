@@ -29,10 +29,11 @@ from .splits import Data, Split
 
 # %% ../../nbs/12_data.layouts.ipynb #07d73b2c
 _WRITTEN = tomllib.loads(asset("datasets.toml").read_text(encoding="utf-8"))
+_USUAL = {"page": None, "in_memory": False, "shares_classes": False}
 
 
 SOURCES = {  # data set -> what assets/datasets.toml says
-    name: {"page": None, **_WRITTEN.get(said.get("like"), {}), **said} for name, said in _WRITTEN.items()
+    name: {**_USUAL, **_WRITTEN.get(said.get("like"), {}), **said} for name, said in _WRITTEN.items()
 }
 ARCHIVES = {  # data set -> archive or single file -> MD5; None: not published
     name: {file: md5 or None for file, md5 in said["archives"].items()} for name, said in SOURCES.items()
@@ -383,7 +384,7 @@ def read_images(
     if not place:
         raise FileNotFoundError(str(place))
     splits = LAYOUTS[name][place.layout][1](place.folder)
-    if name != "cifar10":  # which is in memory
+    if not SOURCES[name]["in_memory"]:
         copy = Decoded(place.decoded) if decoded else None
         splits = {part: _split(place.folder, copy, *listed) for part, listed in splits.items()}
     return place, Data(name, **splits)
@@ -419,7 +420,7 @@ def faults(data: Data) -> list[str]:  # sentences
     "What keeps a data set from being the published one: other numbers, classes in training and in test"
     wrong = [line for right, line in count(data).values() if not right]
     tests = {name for part in (data.test, data.query, data.gallery) if part is not None for name in part.class_names}
-    shared = sorted(tests & {*data.train.class_names}) if data.name != "cifar10" else []
+    shared = [] if SOURCES[data.name]["shares_classes"] else sorted(tests & {*data.train.class_names})
     return wrong + [f"{len(shared)} classes are in training and in test, such as {name}" for name in shared[:1]]
 
 # %% ../../nbs/12_data.layouts.ipynb #c32ab18d
