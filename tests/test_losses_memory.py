@@ -325,7 +325,6 @@ def registered():
     yield own.register(own.Own(with_memory(make_loss("sincere"), 150, warmup=2), name="SINCERE and memory"))
     METHODS.clear()
     METHODS.update(before)
-    own.OWN.clear()
 
 
 def test_a_stopped_run_with_a_memory_goes_on_with_equal_bits(registered, tmp_path):
