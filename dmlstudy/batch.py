@@ -433,14 +433,13 @@ class BatchProgress:
         if not self.live and time.perf_counter() - self.shown_at <= 30:
             return
         self._look()
+        self.shown_at = time.perf_counter()
         lines = [self.summary(), *(f"  {_name(r)}{said}" for r, f in self.left.items() if (said := _step(f)))]
+        if not self.live:
+            return self.say("\n".join(lines))
         self.__exit__()
-        if self.live:
-            print("\n".join(line[: shutil.get_terminal_size().columns - 1] for line in lines), flush=True)
-            self.lines = len(lines)
-        else:
-            self.shown_at = time.perf_counter()
-            self.say("\n".join(lines))
+        print("\n".join(line[: shutil.get_terminal_size().columns - 1] for line in lines), flush=True)
+        self.lines = len(lines)
 
     def _look(self) -> None:
         self.left = {run: place for run, place in self.left.items() if not (place / "record.json").exists()}

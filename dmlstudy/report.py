@@ -262,16 +262,12 @@ def _maker(stem: str, sources: Mapping[str, tuple]) -> tuple[str, str]:  # path 
     return made, "".join([_title(stem), *title.partition(":")[1:]])
 
 # %% ../nbs/97_report.ipynb #48c9a4ae
-def _entry(profile: str, stem: str, sources: Mapping[str, tuple]) -> dict:
-    "All that the page says about a table or a figure; `sources` as from `_said`"
-    made, title = _maker(stem, sources)
-    paragraphs = sources[made][1] if made else []
-    out = {"stem": stem, "title": plain_math(title), "about": html("\n\n".join(paragraphs)), "notebook": made}
-    ends = "tables/*.md figures/*.png answers/*.md tables/*.csv figures/*.pdf".replace("*", stem).split()
-    table, picture, said, *files = (shown(profile) / end for end in ends)
-    if said.exists():
-        out["said"] = html(said.read_text(encoding="utf-8"))
-        out["answer"] = out["said"].replace("<p>", "<p><strong>Answer:</strong> ", 1)
+def _entry(profile: str, known: Mapping[str, str], paragraphs: Sequence[str]) -> dict:
+    "All that the page says about a table or a figure: what `catalogue` knows, and the first words of its notebook"
+    out = {**known, "about": html("\n\n".join(paragraphs)), "said": html(known["said"])}
+    ends = "tables/*.md figures/*.png tables/*.csv figures/*.pdf".replace("*", stem := known["stem"]).split()
+    table, picture, *files = (shown(profile) / end for end in ends)
+    out["answer"] = out["said"].replace("<p>", "<p><strong>Answer:</strong> ", 1)
     out["files"] = [f"{file.parent.name}/{file.name}" for file in files if file.exists()]
     if table.exists():
         first, *more = re.split(r"^## ", table.read_text(encoding="utf-8").partition("\n")[2], flags=re.M)
@@ -300,22 +296,20 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
     "Write the page of a profile"
     from jinja2 import Environment
 
-    about, parts = lookup("profile", profile, PROFILES).about, dict.fromkeys(_PARTS.values())
+    about = lookup("profile", profile, PROFILES).about
     beside = PROFILES if profile == "glyphs" else ()  # the study's own page shows all that there are records of
     names = dict.fromkeys([profile, *(name for name in beside if batch_file(name).is_file())])
     made = {name: [*each_record(name, ["run", "made"])] for name in names}
     sources, claims = _said(), shown(profile) / "claims.md"
-    entries = [_entry(profile, stem, sources) for stem in stems(profile)]
-    for part, title in _PARTS.items():
-        parts[title] = [entry for entry in entries if _part(entry["stem"]) == part]
+    entries = [_entry(profile, known, sources.get(known["notebook"], ("", []))[1]) for known in catalogue(profile)]
     page = Environment(autoescape=True).from_string(asset("report.html").read_text(encoding="utf-8"))
     page = page.render(
         profile=profile,
         about=about[0].upper() + about[1:] + ("" if about[-1] in "?!." else "."),
         runs={name: (len(records), PROFILES[name].about) for name, records in made.items()},
-        parts={title: some for title, some in parts.items() if some},
+        parts={part: [*some] for part, some in itertools.groupby(entries, lambda entry: entry["part"])},
         claims=html(claims.read_text(encoding="utf-8").partition("\n")[2]) if claims.exists() else "",
-        made=_provenance([record for records in made.values() for record in records]),
+        made=_provenance([*{record["key"]: record for records in made.values() for record in records}.values()]),
     )
     return write_output(shown(profile) / "report.html", page + "\n")
 
@@ -326,8 +320,7 @@ def catalogue(profile: str) -> list[dict]:  # stem, part of the report, title, n
     for stem in stems(profile):
         (notebook, title), file = _maker(stem, sources), shown(profile) / f"answers/{stem}.md"
         said = " ".join(file.read_text(encoding="utf-8").split()) if file.exists() else ""
-        known = {"stem": stem, "part": _PARTS[_part(stem)], "title": plain_math(title), "notebook": notebook}
-        out.append(known | {"said": said})
+        out.append(dict(stem=stem, part=_PARTS[_part(stem)], title=plain_math(title), notebook=notebook, said=said))
     return out
 
 
