@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['replicate_name', 'explored_runs', 'scaled', 'packed', 'metric_words', 'value_columns', 'curve_columns',
            'class_columns', 'class_pictures', 'evidence', 'claim_entries', 'method_entry', 'trial_entries',
-           'explorer_data', 'write_explorer', 'view_link']
+           'explorer_data', 'write_explorer']
 
 # %% ../nbs/98_explorer.ipynb #84eab10a
 import base64
@@ -16,7 +16,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from urllib.parse import urlencode
 
 import numpy as np
 import pandas as pd
@@ -360,12 +359,3 @@ def write_explorer(profile: str = "glyphs") -> Path:  # the page
     for name, text in parts.items():  # the policy lets only these two run, and nothing be fetched
         page = page.replace(f"@@{name}@@", text)
     return write_atomically(shown(profile) / "explorer.html", page)
-
-
-def view_link(
-    view: str,  # methods, trials, pair, curves, replicates or claims
-    **state: str | Sequence[str],  # data, metric, rule, rows, setting, replicate, claim; method: one name or several
-) -> str:  # such as "explorer.html#methods?data=glyphs_fine"
-    "The address of a view, for a link beside the page"
-    query = urlencode({name: value for name, value in state.items() if value}, doseq=True)
-    return f"explorer.html#{view}" + (f"?{query}" if query else "")

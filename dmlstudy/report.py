@@ -22,8 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .batch import FailedRuns, Failure, Workers, duration, explained, failure_table, places, run_batch
-from .core import Run, asset, cores, lookup, make_run, names, numbers, root
+from .batch import FailedRuns, Failure, Workers, explained, failure_table, places, run_batch
+from .core import Run, asset, cores, duration, lookup, make_run, names, numbers, root
 from .methods import METHODS
 from dmlstudy.records import (
     batch_file,

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 import pandas as pd
@@ -249,7 +250,7 @@ STATES = (
 
 @pytest.mark.parametrize("view,state", STATES, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_a_link_restores_its_view(page, tab, view, state):
-    show(tab, page, explorer.view_link(view, **state).removeprefix("explorer.html"))
+    show(tab, page, f"#{view}?{urlencode(state, doseq=True)}")
     assert text(tab, "#notice") == ""
     chosen = tab.run("Object.fromEntries([...document.querySelectorAll('select')].map(e => [e.id.slice(7), e.value]))")
     for name, value in state.items():
