@@ -271,7 +271,7 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*draws, strict=True))
     methods = [name for name in names(args.methods, ";") if name in OWN]
     _try_all(methods, datasets, args.profile)
-    at = {f"{name}s": [profile.search[name]] for name in ("seed", "replicate") if name in (profile.search or ())}
+    at = profile.trial_draws
     trials = jobs_of(args.profile, ["search"], datasets, methods=methods, **at) if at and methods else []
     if args.dry_run:
         return _dry_run([*trials, *jobs], args.jobs)
@@ -377,7 +377,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
-    jobs, draws = [], {name + "s": [profile.search[name]] for name in ("seed", "replicate") if name in profile.search}
+    jobs, draws = [], profile.trial_draws
     for switched in (False, True):  # switched rows have the rates of the others
         stage = []
         for dataset in profile.datasets:
@@ -727,7 +727,7 @@ _FIND_OPTIONS = {
 }
 _DECIDE_OPTIONS = {
     "claims": _option("claims", "such as V1 (default: all that are open)", nargs="*", metavar="CLAIM"),
-    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3, 4, 5), default=3),
+    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3, 4, 5, 6), default=3),
     "hours": _option("--hours", "time to spend (default: 1)", type=float, default=1.0),
 }
 _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | _DECIDE_OPTIONS
