@@ -16,6 +16,7 @@ from latex2mathml.converter import convert
 from markdown.extensions.toc import slugify, unique
 from nbconvert import MarkdownExporter
 
+from dmlstudy.records import view_of
 from dmlstudy.report import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,7 +233,9 @@ def gallery(entries: list[dict]) -> Iterator[str]:
             said, page = html.escape(entry["said"]), up(entry["notebook"]).replace(".md", ".html")
             picture = f'<img loading="lazy" src="{entry["stem"]}.png" alt="{html.escape(entry["title"])}">'
             head = f'<a href="{page}"><strong>{html.escape(entry["title"])}</strong></a>'
-            yield f'<div><a href="{entry["stem"]}.png">{picture}</a><p>{head}<br>{said}</p></div>'
+            view = view_of(entry["stem"], "glyphs")
+            runs = f'<br><a href="{html.escape(view)}">The runs in the explorer</a>' if view else ""
+            yield f'<div><a href="{entry["stem"]}.png">{picture}</a><p>{head}<br>{said}{runs}</p></div>'
         yield "</div>\n"
 
 
