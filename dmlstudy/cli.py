@@ -7,6 +7,7 @@ __all__ = ['COMMANDS', 'main']
 
 # %% ../nbs/99_cli.ipynb #4a33237c
 import argparse
+import csv
 import errno
 import logging
 import lzma
@@ -28,7 +29,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .core import Run, cache_dir, lookup, names, numbers, outputs
+from .core import Run, cache_dir, duration, lookup, names, numbers, outputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,11 +217,10 @@ def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str
     from dmlstudy.comparison import _try_all
     from dmlstudy.folds import chosen_run, draws, fold_trials
     from dmlstudy.methods import METHODS
-    from dmlstudy.own import OWN
 
     seeds = numbers(args.seeds)
     trained = [name for name in methods if lookup("method", name, METHODS).loss]
-    _try_all([name for name in trained if name in OWN], folders, args.profile)
+    _try_all([name for name in trained if METHODS[name].make], folders, args.profile)
     each = [(name, method, draw) for name in folders for draw in draws(name, seeds) for method in trained]
     trials = {one: fold_trials(args.profile, *one) for one in each}
     if args.dry_run:  # the last run of a fold has one of the rates that were tried
@@ -244,7 +244,8 @@ def _plain(profile: str, dataset: str, method: str, draw: tuple) -> Run:
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
     from dmlstudy.comparison import _search_choice, _try_all, usual_draws
-    from dmlstudy.own import OWN, extend
+    from dmlstudy.methods import METHODS
+    from dmlstudy.own import extend
     from dmlstudy.records import load_record
     from dmlstudy.report import collect
     from dmlstudy.study import PROFILES, all_runs, jobs_of
@@ -269,7 +270,7 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     jobs = _asked_jobs(args)
     draws = [(j.dataset, j.replicate if j.seed is None else j.seed) for j in jobs]
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*draws, strict=True))
-    methods = [name for name in names(args.methods, ";") if name in OWN]
+    methods = [name for name in names(args.methods, ";") if METHODS[name].make]
     _try_all(methods, datasets, args.profile)
     at = profile.trial_draws
     trials = jobs_of(args.profile, ["search"], datasets, methods=methods, **at) if at and methods else []
@@ -287,10 +288,10 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
 def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: list[str], seeds: list[int]) -> None:
     "Set methods of one's own beside named baselines"
     from dmlstudy.comparison import _NO_ROWS, AGAINST, said, standing, verdicts, write_comparison_of
-    from dmlstudy.own import OWN
+    from dmlstudy.methods import METHODS
 
     against = names(args.against, ";")
-    beside = [name for name in names(args.methods, ";") if name not in OWN]  # named, so they serve where no other does
+    beside = [name for name in names(args.methods, ";") if not METHODS[name].make]  # used where no other was named
     table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside])
     if methods and not table["yours"].any():
         print("none of yours is trained: there is nothing to compare")
@@ -313,7 +314,7 @@ def _draw(profile: str, questions: Sequence[str], workers: int | None) -> list: 
 # %% ../nbs/99_cli.ipynb #8ad76ee6
 def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit status
     "Say where things are, and what failed"
-    from dmlstudy.batch import duration, failure_table
+    from dmlstudy.batch import failure_table
     from dmlstudy.records import shown
 
     for place in ("tables", "figures", "claims.md", "report.html", "explorer.html") if profile else ():
@@ -327,7 +328,7 @@ def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit 
 # %% ../nbs/99_cli.ipynb #6833fc34
 def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status: 0 if the batch could begin
     "Say what a batch would do"
-    from dmlstudy.batch import default_workers, duration, each_known, typical
+    from dmlstudy.batch import default_workers, each_known, typical
     from dmlstudy.records import recorded_keys
 
     known, workers, seconds = recorded_keys(), workers or default_workers(), typical(each_known())
@@ -402,7 +403,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #6278e0f7
 def _decide_claims(args: argparse.Namespace) -> int:  # exit status
     "Train replicates where a verdict is open, cheapest first, until it is decided or its cap is reached"
-    from dmlstudy.batch import default_workers, duration, each_known, typical
+    from dmlstudy.batch import default_workers, each_known, typical
     from dmlstudy.ledger import read_ledger, still_open, verdicts_now
     from dmlstudy.records import recorded
     from dmlstudy.report import collect
@@ -478,7 +479,6 @@ def _drop(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e7a1c006
 def _evaluate(args: argparse.Namespace) -> int:  # exit status
     "Measure embeddings in a file, each metric with its interval over classes"
-    from dmlstudy.batch import duration
     from dmlstudy.embeddings import embedding_table, read_embeddings, read_labels, read_matrix, seconds_ahead
 
     (f, labels), gallery = read_embeddings(args.embeddings, args.label), (None, {})
@@ -499,15 +499,18 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
         (level, first), rounds = next(iter(labels.items())), 1 if args.no_intervals or classes < 20 else 11
         ahead = len(labels) * seconds_ahead(f, first, wanted, gallery[0], gallery[1].get(level), rounds)
         print(f"this takes about {duration(ahead)}" + ("; --no-intervals is faster" if rounds > 1 else ""), flush=True)
-    table = embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals)
+    rows = embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals)
     if args.csv:
-        table.to_csv(args.csv, index=False)
+        with open(args.csv, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([[*rows[0]], *(row.values() for row in rows)])
     why = (
         "they need 20 classes" if labels and not args.no_intervals else "without classes" if not labels else "not asked"
     )
-    said = f"no intervals, {why}" if table["low"].isna().all() else "95 % intervals over classes"
+    said = f"no intervals, {why}" if all(row["low"] != row["low"] for row in rows) else "95 % intervals over classes"
     print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; {said}")
-    print(table.to_string(index=False, float_format=lambda v: f"{v:.4f}"))
+    shown = [[*rows[0]], *([f"{v:.4f}" if isinstance(v, float) else v for v in row.values()] for row in rows)]
+    wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    print(*(" ".join(map(str.rjust, line, wide)) for line in shown), sep="\n")
     return 0
 
 # %% ../nbs/99_cli.ipynb #f1d0c003
@@ -569,7 +572,7 @@ def _list(args: argparse.Namespace) -> int:  # exit status
 def _prepared(name: str, args: argparse.Namespace) -> bool:  # whether it is usable now
     "Fetch, unpack and decode a data set as asked, and say what was done"
     from dmlstudy.data.archives import download
-    from dmlstudy.data.layouts import SOURCES, find
+    from dmlstudy.data.layouts import SOURCES, locate
     from dmlstudy.data.prepare import prepare
 
     archives, strict = args.archive, not args.no_strict
@@ -582,7 +585,7 @@ def _prepared(name: str, args: argparse.Namespace) -> bool:  # whether it is usa
         official = {True: "the official file", False: "not the official file", None: "no official checksum is known"}
         print(f"{archive}: {done['files']} files; {official[done['official']]}")
         print(*(f"  {kind.upper()} {done[kind]}" for kind in ("md5", "sha256")), sep="\n")
-    print(place := find(name, args.root))
+    print(place := locate(name, args.root))
     if place and (args.decoded or not archives):
         done = prepare(name, args.root, decoded=True, strict=strict)
         copy = done.get("decoded")
@@ -606,14 +609,14 @@ def _embedded(name: str, load: bool) -> str:
 def _data(args: argparse.Namespace) -> int:  # exit status
     "List the data sets, check those on disk, or prepare them for fast reading"
     from dmlstudy.data import DATASETS
-    from dmlstudy.data.layouts import SOURCES, find
+    from dmlstudy.data.layouts import SOURCES, locate
     from dmlstudy.data.prepare import check
 
     if (args.archive or args.download) and (args.action != "prepare" or len(args.names) != 1):
         last = ", whose name comes before --archive" if args.archive and not args.names else ""
         raise ValueError(f"--archive and --download go with: dmlstudy data prepare, and one data set{last}")
     chosen = [lookup("data set", name, [*DATASETS]) for name in names(args.names)] or [*DATASETS]
-    there = [name for name in SOURCES if not args.names and find(name, args.root)]
+    there = [name for name in SOURCES if not args.names and locate(name, args.root)]
     whole = [] if args.action == "list" else there or chosen  # nothing named and nothing there: say what is missing
     well = True
     for name in chosen:
@@ -623,7 +626,7 @@ def _data(args: argparse.Namespace) -> int:  # exit status
         elif name not in SOURCES:
             print(_embedded(name, bool(args.names) and args.action != "list"))
         elif name not in whole:
-            print((place := find(name, args.root)) or f"{name}: not found below {place.root}")
+            print((place := locate(name, args.root)) or f"{name}: not found below {place.root}")
         elif args.action == "check":
             print(found := check(name, args.root, not args.quick, not args.no_strict))
             well &= found.ok

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Run', 'make_run', 'lookup', 'hyperparameters_of', 'make_named', 'check_numbers', 'root', 'cache_dir', 'outputs',
-           'asset', 'write_atomically', 'generator', 'numbers', 'names', 'versions']
+           'cores', 'asset', 'write_atomically', 'generator', 'numbers', 'names', 'duration', 'versions']
 
 # %% ../nbs/01_core.ipynb #5cfcc8be
 import dataclasses
@@ -305,6 +305,11 @@ def outputs() -> Path:  # may not exist yet
     "The folder of everything a study makes: `DMLSTUDY_OUTPUTS`, else `outputs` below the root"
     return Path(os.environ.get("DMLSTUDY_OUTPUTS") or root() / "outputs").resolve()
 
+
+def cores() -> int:
+    "How many cores this process may use"
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 # %% ../nbs/01_core.ipynb #8f5eb5c6
 def asset(
     name: str,  # file name
@@ -392,6 +397,14 @@ def names(
     if words and not found:
         raise ValueError(f"{' '.join(words)!r} holds no name: give one, or leave the option out for all")
     return found
+
+# %% ../nbs/01_core.ipynb #e3174471
+def duration(seconds: float) -> str:  # 45 s, 12:05 min, 3:07 h
+    "A time for reading"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 # %% ../nbs/01_core.ipynb #87c64f0d
 _PACKAGES = ("torch", "torchvision", "numpy", "faiss-gpu", "faiss-cpu", "pillow", "matplotlib")

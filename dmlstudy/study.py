@@ -25,6 +25,7 @@ from .boxes import box_of, fitted_best, in_box, run_fields, unit_points
 from .core import Run, asset, lookup, make_run, write_atomically
 from .methods import METHODS, ROTH_METHODS, SEC_METHODS, with_none
 from .records import outputs, selected
+from .rules import search_score
 
 # %% ../nbs/91_study.ipynb #adefccaa
 @dataclass(frozen=True)
@@ -284,11 +285,6 @@ def search_runs(
 _SEARCHED = ("lr", "p_switch", "eta")
 
 
-def _score(record: Mapping, rule: str) -> float:
-    values = selected(record, rule)
-    return (values["validation/recall@1"] + values["validation/map@r"]) / 2
-
-
 def scores(
     records: Iterable[Mapping],  # of trials
     rule: str = "validation",  # one of SELECTIONS
@@ -297,7 +293,7 @@ def scores(
     rows = []
     for record in records:
         fields = {name: record["run"][name] for name in ("dataset", "method", *_SEARCHED)}
-        rows.append(fields | {"score": _score(record, rule)})
+        rows.append(fields | {"score": search_score(selected(record, rule))})
     table = pd.DataFrame(rows, columns=["dataset", "method", *_SEARCHED, "score"])
     groups = table.groupby(["dataset", "method", *_SEARCHED], sort=False, dropna=False)["score"]
     return groups.agg(score="mean", folds="count").reset_index()
@@ -329,7 +325,8 @@ def choose_in_boxes(
     for dataset, method, replicate in asked:
         keys = METHODS[method].loss and [run.key() for run in search_runs(profile, dataset, None, [method], replicate)]
         if keys and by_key.keys() >= {*keys}:
-            reached = np.array([_score(by_key[key], rule) for key in keys]).reshape(p.search["trials"], -1).mean(1)
+            reached = np.array([search_score(selected(by_key[key], rule)) for key in keys])
+            reached = reached.reshape(p.search["trials"], -1).mean(1)
             box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(_tried(p, method, replicate), reached)
             edges = [axis for axis, at in zip(box, choice, strict=True) if not 0.02 <= at <= 0.98]
             fields = run_fields(METHODS[method], in_box(box, choice[None])[0])

@@ -23,7 +23,7 @@ import torch
 from disks import small_disk
 from filelock import FileLock, Timeout
 
-from dmlstudy import batch, feeds, records, train
+from dmlstudy import batch, core, feeds, records, train
 from dmlstudy.core import make_run, write_atomically
 from dmlstudy.study import all_runs, jobs_of, run_of
 
@@ -537,6 +537,14 @@ def test_times_are_estimated_from_runs_that_trained():
     assert seconds(softmax) == 9.0 and seconds(run_of("smoke", "glyphs_fine", "SHT")) < 9.0
 
 
+def test_a_notice_of_a_run_reaches_the_terminal(study, monkeypatch, capfd):
+    """It is trained in a process of its own."""
+    (study.folder / "cache").write_text("a file where the folder would be")
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(study.folder / "cache"))
+    assert batch.run_batch([small()], 1, out=lambda text: None) == []
+    assert "glyphs_fine is drawn again in each process" in capfd.readouterr().err
+
+
 @pytest.fixture
 def disk(tmp_path):
     with small_disk(tmp_path / "outputs", 64) as mount:
@@ -619,12 +627,12 @@ def test_gpus_are_dealt_out_in_turn(monkeypatch):
     assert {threads for _, threads, _ in found} == {"1"} and len({pid for *_, pid in found}) == 4
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert batch.default_workers() == batch.cores()
+    assert batch.default_workers() == core.cores()
 
 
 @pytest.mark.parametrize("sharing", [1, 2, 64])
 def test_runs_side_by_side_share_the_cores_among_their_readers(sharing):
-    assert feeds.reader_processes(sharing) == max(1, min(8, batch.cores() // sharing))
+    assert feeds.reader_processes(sharing) == max(1, min(8, core.cores() // sharing))
 
 
 def test_workers_end_with_the_process_that_started_them(study):
@@ -719,7 +727,7 @@ def test_progress_on_a_terminal(study, capsys, monkeypatch):
     records.run_folder(run).mkdir(parents=True)
     with FileLock(records.run_folder(run) / "lock"):
         batch._note(run, "begun")
-        progress = batch.Progress([run], lambda run: 60.0, 1)
+        progress = batch.BatchProgress([run], lambda run: 60.0, 1)
         said = {"step": 150, "steps": 200, "scores": {"validation recall@1": "50.0 %"}}
         (records.run_folder(run) / "progress.json").write_text(json.dumps(said))
         progress.live = True

@@ -24,7 +24,7 @@ from dmlstudy import cli
 from dmlstudy.core import write_atomically
 from dmlstudy.data import files as module
 from dmlstudy.data.files import Decoded, Files, open_image, short_side, unreadable, verify, write_decoded
-from dmlstudy.data.layouts import find, load_images, read_images
+from dmlstudy.data.layouts import load_images, locate, read_images
 from dmlstudy.data.prepare import check, prepare
 from dmlstudy.data.transforms import make_transform
 
@@ -199,6 +199,22 @@ def test_what_cannot_be_an_image_is_named(tmp_path):
             open_image(tmp_path / name)
 
 
+def test_what_would_never_end_is_refused_by_each_reader(tmp_path):
+    """A pipe with the name of an image, and 144 million pixels in 18 KB: also where all images are looked at."""
+    os.mkfifo(tmp_path / "pipe.png")
+    Image.new("1", (12_000, 12_000)).save(tmp_path / "vast.png")
+    says = {"pipe.png": "it is a pipe, a device or a folder", "vast.png": "it has 144,000,000 pixels, more than"}
+    let_go = subprocess.Popen(["sh", "-c", 'sleep 9; : > "$0"', tmp_path / "pipe.png"])  # of whoever waits for the pipe
+    try:
+        found = unreadable(Files(tmp_path, says))
+    finally:
+        let_go.kill()
+    for name, said in says.items():
+        assert said in found[name]
+        with pytest.raises(ValueError, match=f"{name} cannot be read: {said}"):
+            open_image(tmp_path / name)
+
+
 def test_files_are_a_lazy_picklable_sequence(tmp_path):
     files = load_images("cub200", build("cub200", "official lists", tmp_path), strict=False).train.images
     (files.folder / files.paths[0]).write_bytes(b"no image")  # never asked for below
@@ -251,7 +267,7 @@ def test_a_decoded_copy_that_does_not_match_is_refused(tmp_path):
 
 
 def test_an_unreadable_image_leaves_no_decoded_copy(broken):
-    files, path = read_images("cub200", broken)[1].train.images, find("cub200", broken).decoded
+    files, path = read_images("cub200", broken)[1].train.images, locate("cub200", broken).decoded
     with pytest.raises((ValueError, FileNotFoundError), match="Auk_"):
         write_decoded(files, path)
     assert not [p for p in path.parent.iterdir() if "decoded" in p.name]
@@ -293,7 +309,7 @@ def test_images_added_since_are_found_at_opening(copied):
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", "old", "short row"])
 def test_a_damaged_index_is_named(copied, content):
     root, _ = copied
-    index = find("cub200", root).decoded
+    index = locate("cub200", root).decoded
     held = json.loads(index.read_text())
     changed = {"old": held | {"format": 1}, "short row": held | {"images": [["x", 1]]}}
     index.write_text(json.dumps(changed[content]) if content in changed else content)

@@ -25,7 +25,7 @@ import torch
 from filelock import FileLock
 from PIL import Image, ImageOps
 
-from ..core import cache_dir, write_atomically
+from ..core import cache_dir, cores, write_atomically
 from .splits import Split, take
 
 # %% ../../nbs/11_data.files.ipynb #91542d6d
@@ -43,31 +43,31 @@ def _to_rgb(image: Image.Image) -> Image.Image:  # mode RGB, upright
     return image.convert("RGB")
 
 
+_MOST = 100_000_000  # pixels: more than any camera of today takes, and some seconds to decode
+
+
 def opened(path: str | Path) -> Image.Image:  # not decoded yet
-    "`Image.open`, also of the HEIC that telephones write"
+    "`Image.open`, also of the HEIC that telephones write; neither of a pipe nor of too many pixels"
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+        raise ValueError("it is a pipe, a device or a folder")
     if Path(path).suffix.lower() in (".heic", ".heif"):
         try:
             from pillow_heif import register_heif_opener
         except ImportError:
             raise ValueError("HEIC needs pillow-heif: pip install 'dmlstudy[formats]'") from None
         register_heif_opener()
-    return Image.open(path)
-
-
-_MOST = 100_000_000  # pixels: more than any camera of today takes, and some seconds to decode
+    with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # the limit is our own
+        image = Image.open(path)
+    if (pixels := image.width * image.height) > _MOST:
+        raise ValueError(f"it has {pixels:,} pixels, more than {_MOST:,}: save it smaller")
+    return image
 
 
 def open_image(path: str | Path) -> Image.Image:  # mode RGB, upright
     "Read an image file, or say which one cannot be read"
     try:
-        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
-            raise ValueError("it is a pipe, a device or a folder")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is the one that holds
-            with opened(path) as image:
-                if (pixels := image.width * image.height) > _MOST:
-                    raise ValueError(f"it has {pixels:,} pixels, more than {_MOST:,}: save it smaller")
-                return _to_rgb(image)
+        with opened(path) as image:
+            return _to_rgb(image)
     except Exception as error:  # decoders raise many kinds
         raise ValueError(f"the image {path} cannot be read: {error}") from error
 
@@ -175,7 +175,7 @@ def write_decoded(
     decode = lambda name: _decode(files.folder, name, side, strict)
     with FileLock(path.with_name(".preparing.lock")):
         try:
-            with open(half, "wb") as f, ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
+            with open(half, "wb") as f, ThreadPoolExecutor(workers or min(8, cores())) as pool:
                 for start in range(0, len(paths), 512):  # bounds what waits in memory
                     part = paths[start : start + 512]
                     for name, (image, source) in zip(part, pool.map(decode, part), strict=True):
@@ -267,7 +267,7 @@ def unreadable(files: Files, workers: int | None = None) -> dict[str, str]:  # p
         except Exception as error:  # decoders raise many kinds
             return f"{type(error).__name__}: {error}"
 
-    with ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(workers or min(8, cores())) as pool:
         found = zip(files.paths, pool.map(trouble, files.paths), strict=True)
         return {path: wrong for path, wrong in found if wrong}
 
