@@ -216,11 +216,10 @@ def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str
     from dmlstudy.comparison import _try_all
     from dmlstudy.folds import chosen_run, draws, fold_trials
     from dmlstudy.methods import METHODS
-    from dmlstudy.own import OWN
 
     seeds = numbers(args.seeds)
     trained = [name for name in methods if lookup("method", name, METHODS).loss]
-    _try_all([name for name in trained if name in OWN], folders, args.profile)
+    _try_all([name for name in trained if METHODS[name].make], folders, args.profile)
     each = [(name, method, draw) for name in folders for draw in draws(name, seeds) for method in trained]
     trials = {one: fold_trials(args.profile, *one) for one in each}
     if args.dry_run:  # the last run of a fold has one of the rates that were tried
@@ -244,7 +243,8 @@ def _plain(profile: str, dataset: str, method: str, draw: tuple) -> Run:
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
     from dmlstudy.comparison import _search_choice, _try_all, usual_draws
-    from dmlstudy.own import OWN, extend
+    from dmlstudy.methods import METHODS
+    from dmlstudy.own import extend
     from dmlstudy.records import load_record
     from dmlstudy.report import collect
     from dmlstudy.study import PROFILES, all_runs, jobs_of
@@ -269,9 +269,9 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     jobs = _asked_jobs(args)
     draws = [(j.dataset, j.replicate if j.seed is None else j.seed) for j in jobs]
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*draws, strict=True))
-    methods = [name for name in names(args.methods, ";") if name in OWN]
+    methods = [name for name in names(args.methods, ";") if METHODS[name].make]
     _try_all(methods, datasets, args.profile)
-    at = {f"{name}s": [profile.search[name]] for name in ("seed", "replicate") if name in (profile.search or ())}
+    at = profile.trial_draws
     trials = jobs_of(args.profile, ["search"], datasets, methods=methods, **at) if at and methods else []
     if args.dry_run:
         return _dry_run([*trials, *jobs], args.jobs)
@@ -287,10 +287,10 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
 def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: list[str], seeds: list[int]) -> None:
     "Set methods of one's own beside named baselines"
     from dmlstudy.comparison import _NO_ROWS, AGAINST, said, standing, verdicts, write_comparison_of
-    from dmlstudy.own import OWN
+    from dmlstudy.methods import METHODS
 
     against = names(args.against, ";")
-    beside = [name for name in names(args.methods, ";") if name not in OWN]  # named, so they serve where no other does
+    beside = [name for name in names(args.methods, ";") if not METHODS[name].make]  # used where no other was named
     table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside])
     if methods and not table["yours"].any():
         print("none of yours is trained: there is nothing to compare")
@@ -377,7 +377,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
-    jobs, draws = [], {name + "s": [profile.search[name]] for name in ("seed", "replicate") if name in profile.search}
+    jobs, draws = [], profile.trial_draws
     for switched in (False, True):  # switched rows have the rates of the others
         stage = []
         for dataset in profile.datasets:
@@ -569,7 +569,7 @@ def _list(args: argparse.Namespace) -> int:  # exit status
 def _prepared(name: str, args: argparse.Namespace) -> bool:  # whether it is usable now
     "Fetch, unpack and decode a data set as asked, and say what was done"
     from dmlstudy.data.archives import download
-    from dmlstudy.data.layouts import SOURCES, find
+    from dmlstudy.data.layouts import SOURCES, locate
     from dmlstudy.data.prepare import prepare
 
     archives, strict = args.archive, not args.no_strict
@@ -582,7 +582,7 @@ def _prepared(name: str, args: argparse.Namespace) -> bool:  # whether it is usa
         official = {True: "the official file", False: "not the official file", None: "no official checksum is known"}
         print(f"{archive}: {done['files']} files; {official[done['official']]}")
         print(*(f"  {kind.upper()} {done[kind]}" for kind in ("md5", "sha256")), sep="\n")
-    print(place := find(name, args.root))
+    print(place := locate(name, args.root))
     if place and (args.decoded or not archives):
         done = prepare(name, args.root, decoded=True, strict=strict)
         copy = done.get("decoded")
@@ -606,14 +606,14 @@ def _embedded(name: str, load: bool) -> str:
 def _data(args: argparse.Namespace) -> int:  # exit status
     "List the data sets, check those on disk, or prepare them for fast reading"
     from dmlstudy.data import DATASETS
-    from dmlstudy.data.layouts import SOURCES, find
+    from dmlstudy.data.layouts import SOURCES, locate
     from dmlstudy.data.prepare import check
 
     if (args.archive or args.download) and (args.action != "prepare" or len(args.names) != 1):
         last = ", whose name comes before --archive" if args.archive and not args.names else ""
         raise ValueError(f"--archive and --download go with: dmlstudy data prepare, and one data set{last}")
     chosen = [lookup("data set", name, [*DATASETS]) for name in names(args.names)] or [*DATASETS]
-    there = [name for name in SOURCES if not args.names and find(name, args.root)]
+    there = [name for name in SOURCES if not args.names and locate(name, args.root)]
     whole = [] if args.action == "list" else there or chosen  # nothing named and nothing there: say what is missing
     well = True
     for name in chosen:
@@ -623,7 +623,7 @@ def _data(args: argparse.Namespace) -> int:  # exit status
         elif name not in SOURCES:
             print(_embedded(name, bool(args.names) and args.action != "list"))
         elif name not in whole:
-            print((place := find(name, args.root)) or f"{name}: not found below {place.root}")
+            print((place := locate(name, args.root)) or f"{name}: not found below {place.root}")
         elif args.action == "check":
             print(found := check(name, args.root, not args.quick, not args.no_strict))
             well &= found.ok
@@ -727,7 +727,7 @@ _FIND_OPTIONS = {
 }
 _DECIDE_OPTIONS = {
     "claims": _option("claims", "such as V1 (default: all that are open)", nargs="*", metavar="CLAIM"),
-    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3, 4, 5), default=3),
+    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3, 4, 5, 6), default=3),
     "hours": _option("--hours", "time to spend (default: 1)", type=float, default=1.0),
 }
 _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | _DECIDE_OPTIONS

@@ -22,8 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .batch import FailedRuns, Failure, Workers, cores, duration, explained, failure_table, places, run_batch
-from .core import Run, asset, lookup, make_run, names, numbers, root
+from .batch import FailedRuns, Failure, Workers, duration, explained, failure_table, places, run_batch
+from .core import Run, asset, cores, lookup, make_run, names, numbers, root
 from .methods import METHODS
 from dmlstudy.records import (
     batch_file,
@@ -412,7 +412,7 @@ def ask(
     methods: str = "",  # separated by semicolons; empty: all
     train: bool = True,  # what is missing; False: nothing, as a batch has done that
 ) -> "pd.DataFrame":  # profile, experiment, data set, draws, methods, runs
-    "Train what a question asks and nobody has recorded, and say which runs it is about"
+    "Train what a question asks and is not recorded yet, and say which runs it is about"
     words = lambda given: [str(given)] if given != "" else []
     chosen = names(words(datasets)), numbers(words(seeds)), names(words(methods), ";")
     jobs = asked_by(question, profile, *chosen)

@@ -336,7 +336,6 @@ def registered(request):
     yield own.register(ADDED[request.param](), name=request.param)
     METHODS.clear()
     METHODS.update(before)
-    own.OWN.clear()
 
 
 @pytest.mark.parametrize("registered", ADDED, indirect=True)

@@ -28,7 +28,7 @@ STEMS = {
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
-    *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes"),
+    *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -61,6 +61,7 @@ ALONE = {
     "sec_theory",
     "sec_table3",
     "photos",
+    "papers",
 }  # measured on the spot, settings, no rendered letters
 
 
@@ -74,7 +75,7 @@ def stems(path: Path) -> list[str]:
 
 def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
-    if path.stem in ("protocol", "roth_toys", "search"):
+    if path.stem in ("papers", "protocol", "roth_toys", "search"):
         return True
     if path.stem == "sec_table4":
         return batch_file("glyphs").is_file() and bool(study_records("glyphs", ["TML"])[0])
