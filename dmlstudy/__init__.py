@@ -17,7 +17,7 @@ _HOMES = {  # name -> module, and the extra that brings what the module needs
     **dict.fromkeys(("with_memory", "matryoshka", "s2sd"), ("losses.memory", None)),
     **{"evaluate": ("metrics", None), "Run": ("core", None), "make_run": ("core", None), "Own": ("own", None)},
     **{"make_data": ("data", "data"), "make_model": ("models", "data"), "fit": ("train", "data")},
-    **{"compare": ("comparison", "study"), "class_intervals": ("embeddings", "study"), "main": ("cli", None)},
+    **{"compare": ("comparison", "study"), "class_intervals": ("embeddings", None), "main": ("cli", None)},
 }
 
 

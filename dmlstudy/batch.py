@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['is_locked', 'history', 'holder', 'FailedRuns', 'explained', 'records_for', 'record_for', 'default_workers', 'Workers',
-           'Failure', 'places', 'run_batch', 'duration', 'BatchProgress', 'typical', 'each_known', 'failure_table',
-           'batch_status', 'state_of', 'fresh_outputs', 'differences', 'take_fresh']
+           'Failure', 'places', 'run_batch', 'BatchProgress', 'typical', 'each_known', 'failure_table', 'batch_status',
+           'state_of', 'fresh_outputs', 'differences', 'take_fresh']
 
 # %% ../nbs/96_batch.ipynb #90b0807c
 import json
@@ -35,7 +35,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .core import Run, cores, root, write_atomically
+from .core import Run, cores, duration, root, write_atomically
 from dmlstudy.records import (
     StaleRecord,
     batch_file,
@@ -380,14 +380,6 @@ def _freed(busy: list[Run], progress: "BatchProgress", told: set) -> list[Run]:
         progress.show()
         time.sleep(progress.pause)
     return busy
-
-# %% ../nbs/96_batch.ipynb #e3174471
-def duration(seconds: float) -> str:  # 45 s, 12:05 min, 3:07 h
-    "A time for reading"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 1:
-        return f"{rest} s"
-    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 # %% ../nbs/96_batch.ipynb #c46ed677
 class BatchProgress:

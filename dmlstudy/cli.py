@@ -7,6 +7,7 @@ __all__ = ['COMMANDS', 'main']
 
 # %% ../nbs/99_cli.ipynb #4a33237c
 import argparse
+import csv
 import errno
 import logging
 import lzma
@@ -28,7 +29,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .core import Run, cache_dir, lookup, names, numbers, outputs
+from .core import Run, cache_dir, duration, lookup, names, numbers, outputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -313,7 +314,7 @@ def _draw(profile: str, questions: Sequence[str], workers: int | None) -> list: 
 # %% ../nbs/99_cli.ipynb #8ad76ee6
 def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit status
     "Say where things are, and what failed"
-    from dmlstudy.batch import duration, failure_table
+    from dmlstudy.batch import failure_table
     from dmlstudy.records import shown
 
     for place in ("tables", "figures", "claims.md", "report.html", "explorer.html") if profile else ():
@@ -327,7 +328,7 @@ def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit 
 # %% ../nbs/99_cli.ipynb #6833fc34
 def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status: 0 if the batch could begin
     "Say what a batch would do"
-    from dmlstudy.batch import default_workers, duration, each_known, typical
+    from dmlstudy.batch import default_workers, each_known, typical
     from dmlstudy.records import recorded_keys
 
     known, workers, seconds = recorded_keys(), workers or default_workers(), typical(each_known())
@@ -402,7 +403,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #6278e0f7
 def _decide_claims(args: argparse.Namespace) -> int:  # exit status
     "Train replicates where a verdict is open, cheapest first, until it is decided or its cap is reached"
-    from dmlstudy.batch import default_workers, duration, each_known, typical
+    from dmlstudy.batch import default_workers, each_known, typical
     from dmlstudy.ledger import read_ledger, still_open, verdicts_now
     from dmlstudy.records import recorded
     from dmlstudy.report import collect
@@ -478,7 +479,6 @@ def _drop(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e7a1c006
 def _evaluate(args: argparse.Namespace) -> int:  # exit status
     "Measure embeddings in a file, each metric with its interval over classes"
-    from dmlstudy.batch import duration
     from dmlstudy.embeddings import embedding_table, read_embeddings, read_labels, read_matrix, seconds_ahead
 
     (f, labels), gallery = read_embeddings(args.embeddings, args.label), (None, {})
@@ -499,15 +499,18 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
         (level, first), rounds = next(iter(labels.items())), 1 if args.no_intervals or classes < 20 else 11
         ahead = len(labels) * seconds_ahead(f, first, wanted, gallery[0], gallery[1].get(level), rounds)
         print(f"this takes about {duration(ahead)}" + ("; --no-intervals is faster" if rounds > 1 else ""), flush=True)
-    table = embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals)
+    rows = embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals)
     if args.csv:
-        table.to_csv(args.csv, index=False)
+        with open(args.csv, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([[*rows[0]], *(row.values() for row in rows)])
     why = (
         "they need 20 classes" if labels and not args.no_intervals else "without classes" if not labels else "not asked"
     )
-    said = f"no intervals, {why}" if table["low"].isna().all() else "95 % intervals over classes"
+    said = f"no intervals, {why}" if all(row["low"] != row["low"] for row in rows) else "95 % intervals over classes"
     print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; {said}")
-    print(table.to_string(index=False, float_format=lambda v: f"{v:.4f}"))
+    shown = [[*rows[0]], *([f"{v:.4f}" if isinstance(v, float) else v for v in row.values()] for row in rows)]
+    wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    print(*(" ".join(map(str.rjust, line, wide)) for line in shown), sep="\n")
     return 0
 
 # %% ../nbs/99_cli.ipynb #f1d0c003

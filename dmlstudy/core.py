@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Run', 'make_run', 'lookup', 'hyperparameters_of', 'make_named', 'check_numbers', 'root', 'cache_dir', 'outputs',
-           'cores', 'asset', 'write_atomically', 'generator', 'numbers', 'names', 'versions']
+           'cores', 'asset', 'write_atomically', 'generator', 'numbers', 'names', 'duration', 'versions']
 
 # %% ../nbs/01_core.ipynb #5cfcc8be
 import dataclasses
@@ -397,6 +397,14 @@ def names(
     if words and not found:
         raise ValueError(f"{' '.join(words)!r} holds no name: give one, or leave the option out for all")
     return found
+
+# %% ../nbs/01_core.ipynb #e3174471
+def duration(seconds: float) -> str:  # 45 s, 12:05 min, 3:07 h
+    "A time for reading"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 # %% ../nbs/01_core.ipynb #87c64f0d
 _PACKAGES = ("torch", "torchvision", "numpy", "faiss-gpu", "faiss-cpu", "pillow", "matplotlib")

@@ -13,11 +13,9 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-import pandas as pd
-from scipy import stats
 from tqdm.auto import tqdm
 
-from .core import check_numbers, lookup
+from .core import lookup
 from .metrics import check_names, evaluate
 from .metrics.clustering import CLUSTERING
 from .metrics.retrieval import RETRIEVAL
@@ -26,8 +24,10 @@ from .metrics.retrieval import RETRIEVAL
 _TABLES, _LABELS, _LISTS = (".csv", ".tsv", ".parquet"), ("label", "labels", "class", "target"), ("embedding", "vector")
 
 
-def _frame(file: Path) -> pd.DataFrame:
+def _frame(file: Path):  # a table of pandas, which arrays do without
     "A table, its columns named"
+    import pandas as pd
+
     try:
         if file.suffix.lower() == ".parquet":
             return pd.read_parquet(file)
@@ -41,7 +41,7 @@ def _frame(file: Path) -> pd.DataFrame:
     return table
 
 
-def _contents(file: str | Path) -> np.ndarray | dict[str, np.ndarray] | pd.DataFrame:
+def _contents(file: str | Path):  # an array, some by name, or a table of pandas
     "What a file holds"
     file = Path(file)
     if file.suffix.lower() in _TABLES:
@@ -58,15 +58,15 @@ def _contents(file: str | Path) -> np.ndarray | dict[str, np.ndarray] | pd.DataF
         raise ValueError(f"{file} is damaged, or too large for this memory: {error}") from error
 
 # %% ../nbs/82_embeddings.ipynb #a6bd4b8d
-def _levels(table: pd.DataFrame, columns: Sequence[str]) -> dict[str, np.ndarray]:
+def _levels(table, columns: Sequence[str]) -> dict[str, np.ndarray]:
     "The columns asked for, or the one that is called as labels are"
     for name in columns:
         lookup("column", name, [*map(str, table.columns)])
     chosen = [*columns] or [name for name in table.columns if str(name).lower() in _LABELS][:1]
-    return {name: table[name].to_numpy(object) for name in chosen}
+    return {name: table[name].to_numpy(object, na_value=None) for name in chosen}
 
 
-def _vectors(table: pd.DataFrame, file: Path, labels: Mapping) -> np.ndarray:
+def _vectors(table, file: Path, labels: Mapping) -> np.ndarray:
     "One column of lists, or all columns of numbers that are not labels"
     if name := next((name for name in table.columns if str(name).lower() in _LISTS), None):
         try:
@@ -86,13 +86,13 @@ def read_embeddings(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # (N, D); level -> labels (N,), as far as the file has some
     "Embeddings of a file, and its labels"
     found = _contents(file)
-    if isinstance(found, pd.DataFrame):
-        labels = _levels(found, columns)
-        return _vectors(found, Path(file), labels), labels
+    if isinstance(found, np.ndarray):
+        return found, {}
     if isinstance(found, Mapping):
         lookup("array of the file", "embeddings", found)
         return found["embeddings"], _by_level(found["labels"]) if "labels" in found else {}
-    return found, {}
+    labels = _levels(found, columns)
+    return _vectors(found, Path(file), labels), labels
 
 # %% ../nbs/82_embeddings.ipynb #6af5d479
 def _by_level(labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -127,32 +127,44 @@ def read_matrix(
     return found
 
 # %% ../nbs/82_embeddings.ipynb #e7a1c002
-def _group_jackknife(scores: Callable, classes: int, rng: np.random.Generator, level: float) -> dict:
-    "Bounds of each metric that `scores(classes kept)` gives, from ten tenths of the classes left out in turn"
-    group, tenths = rng.permutation(np.arange(classes) % 10), range(10)
-    parts = pd.DataFrame([scores(group != g) for g in tqdm(tenths, "tenths left out", leave=False, delay=5)])
-    size = parts.abs().max().clip(lower=1)  # divided by, since squares of 1e300 overflow
-    half = stats.t.isf((1 - level) / 2, 9) * (parts / size).std(ddof=0) * 3 * size  # times (G - 1) / G, of a sum
-    return {name: (value, value - half[name], value + half[name]) for name, value in scores(group >= 0).items()}
+def _group_jackknife(scores: Callable, classes: int, rng: np.random.Generator, restarts: int) -> dict:
+    "Value and bounds of each metric that `scores(classes kept)` gives, from ten tenths of the classes left out in turn"
+    group, tenths, found = rng.permutation(np.arange(classes) % 10), range(10), {}
+    parts = [scores(group != g) for g in tqdm(tenths, "tenths left out", leave=False, delay=5)]
+    for name, value in scores(group >= 0).items():
+        own, luck = (np.array([part.get(n, 0.0) for part in parts]) for n in (name, f"{name}_std"))
+        size = max(1.0, np.abs(own).max())  # divided by, since squares of 1e300 overflow
+        spread = 9 * (own / size).var()  # (G - 1) / G, of a sum
+        once = (luck / size).dot(luck / size) / 10 / restarts  # of the luck of a start, which is in it 8.1 times
+        half = 2.2622 * size * max(spread - 3.55 * once, once) ** 0.5  # Student's t with 9 degrees of freedom
+        found[name] = value, value - half, value + half
+    return found
+
+# %% ../nbs/82_embeddings.ipynb #82codes1
+def _codes(labels: np.ndarray) -> tuple[np.ndarray, int]:  # (N,), in the order in which classes come; their number
+    known: dict = {}
+    if any(y is None or y != y for y in labels.tolist()):
+        raise ValueError("some labels are missing or NaN: leave these embeddings out")
+    return np.array([known.setdefault(y, len(known)) for y in labels.tolist()]), len(known)
 
 # %% ../nbs/82_embeddings.ipynb #clsintvl
 def class_intervals(
     f: np.ndarray,  # raw embeddings, (N, D), or a tensor
     labels: np.ndarray,  # (N,), of any kind
     metrics: Sequence[str] | None = None,  # None: the usual ones
-    level: float = 0.95,  # of the intervals; 0: none, eleven times as fast
+    intervals: bool = True,  # of 95 %; without, eleven times as fast
     seed: int = 0,  # of the tenths, and of k-means
     restarts: int = 5,  # of k-means, whose mean is taken
     f_gallery: np.ndarray | None = None,  # (M, D); None: each is searched among the others
     labels_gallery: np.ndarray | None = None,  # (M,)
-) -> pd.DataFrame:  # metric, value, low, high; NaN bounds under 20 classes
+) -> list[dict]:  # metric, value, low, high; NaN bounds under 20 classes; `pandas.DataFrame` makes a table of it
     """Every metric of an embedding with an interval over classes
 
     Args:
         f: raw embeddings, (N, D), or a tensor
         labels: (N,), of any kind
         metrics: None: the usual ones
-        level: of the intervals; 0: none, eleven times as fast
+        intervals: of 95 %; without, eleven times as fast
         seed: of the tenths, and of k-means
         restarts: of k-means, whose mean is taken
         f_gallery: (M, D); None: each is searched among the others
@@ -160,30 +172,27 @@ def class_intervals(
     """
     plain = lambda x: x.float() if str(x.dtype) == "torch.bfloat16" else x
     array = lambda x: plain(x).numpy(force=True) if hasattr(x, "numpy") else x
-    check_numbers("interval", least=0, under=1, level=level)
     each = [None if x is None else np.asarray(array(x)) for x in (f, f_gallery, labels, labels_gallery)]
     if [x is None or len(x) for x in each[:2]] != [y is None or len(y) for y in each[2:]]:
         raise ValueError(f"each embedding has one label; got {[x is not None and x.shape for x in each]}")
-    codes, known = pd.factorize(np.concatenate([y for y in each[2:] if y is not None]))  # classes as they come
+    codes, classes = _codes(np.concatenate([y for y in each[2:] if y is not None]))
     pairs = [(x, y) for x, y in zip(each[:2], np.split(codes, [len(f)]), strict=True) if x is not None]
-    if (codes < 0).any():
-        raise ValueError("some labels are missing or NaN: leave these embeddings out")
-    if len(known) < 2:
-        raise ValueError(f"the labels are of {len(known)} class: two are needed to tell apart")
+    if classes < 2:
+        raise ValueError(f"the labels are of {classes} class: two are needed to tell apart")
     names, options = check_names(metrics, f_gallery is None), {"seed": seed, "kmeans_restarts": restarts}
 
     def scores(keep: np.ndarray) -> dict[str, float]:  # of these classes
         (f, y), *gallery = ((x[keep[y]], y[keep[y]]) for x, y in pairs)
-        return evaluate(f, y, names, *(part for pair in gallery for part in pair), progress=not level, **options)
+        return evaluate(f, y, names, *(part for pair in gallery for part in pair), progress=not intervals, **options)
 
-    if len(known) < 20 or not level:
-        rows = {name: (value, np.nan, np.nan) for name, value in scores(np.ones(len(known), bool)).items()}
+    if intervals and classes >= 20:
+        found = _group_jackknife(scores, classes, np.random.default_rng(seed), restarts)
     else:
-        rows = _group_jackknife(scores, len(known), np.random.default_rng(seed), level)
-    table = pd.DataFrame([(n, *rows[n]) for n in names], columns=["metric", "value", "low", "high"])
-    shares = [kind in (*RETRIEVAL, *CLUSTERING) for kind, _ in names.values()]  # the others have no upper end
-    table["low"] = table["low"].clip([-1.0 if kind == "ami" else 0.0 for kind, _ in names.values()])
-    return table.assign(high=table["high"].clip(upper=np.where(shares, 1.0, np.inf)))
+        found = {name: (value, np.nan, np.nan) for name, value in scores(np.ones(classes, bool)).items()}
+    for name, (kind, _) in names.items():  # the others have no upper end
+        ends = -1.0 if kind == "ami" else 0.0, 1.0 if kind in (*RETRIEVAL, *CLUSTERING) else np.inf
+        found[name] = found[name][0], *np.clip(found[name][1:], *ends).tolist()
+    return [{"metric": n, **dict(zip(("value", "low", "high"), found[n], strict=True))} for n in names]
 
 # %% ../nbs/82_embeddings.ipynb #c82284cc
 def seconds_ahead(
@@ -197,11 +206,12 @@ def seconds_ahead(
 ) -> float:
     "About how long `class_intervals` takes, from a part of the classes: its square grows as the whole does"
     pairs = [(f, labels)] + ([] if f_gallery is None else [(f_gallery, labels_gallery)])
-    known = np.random.default_rng(0).permutation(pd.unique(labels))
-    kept = known[: max(2, round(len(known) * some / max(len(x) for x, _ in pairs)))]
-    (x, y), *gallery = ((x[at], y[at]) for x, y in pairs for at in [pd.Series(y).isin(kept).to_numpy()])
+    codes, classes = _codes(np.concatenate([y for _, y in pairs]))
+    kept = max(2, round(classes * some / max(len(x) for x, _ in pairs)))
+    kept = np.split(np.random.default_rng(0).permutation(classes)[codes] < kept, [len(f)])
+    (x, y), *gallery = ((x[at], y[at]) for (x, y), at in zip(pairs, kept, strict=False))
     began = time.perf_counter()
-    class_intervals(x, y, metrics, 0.0, 0, 5, *(part for pair in gallery for part in pair))
+    class_intervals(x, y, metrics, False, 0, 5, *(part for pair in gallery for part in pair))
     seconds = time.perf_counter() - began
     sizes = [len(f) / max(len(x), 1)] + [len(f_gallery) / max(len(g), 1) for g, _ in gallery]
     return rounds * seconds * sizes[0] * sizes[-1]
@@ -215,14 +225,14 @@ def embedding_table(
     labels_gallery: Mapping[str, np.ndarray] | None = None,  # the same levels
     relevance: np.ndarray | None = None,  # in place of labels: (N, M), above 0: relevant; or (N, classes)
     intervals: bool = True,  # over classes; without, eleven times as fast
-) -> pd.DataFrame:  # (level,) metric, value, low, high
+) -> list[dict]:  # (level,) metric, value, low, high
     "Every metric of embeddings, with an interval where there are classes"
     if relevance is not None:
         found = evaluate(f, None, metrics, f_gallery, relevance=relevance)
-        return pd.DataFrame({"metric": [*found], "value": [*found.values()], "low": np.nan, "high": np.nan})
+        return [{"metric": name, "value": value, "low": np.nan, "high": np.nan} for name, value in found.items()]
     gallery = labels_gallery or {}
     if f_gallery is not None and [*gallery] != [*labels]:
         raise ValueError(f"queries and gallery need labels of the same names; got {[*labels]} and {[*gallery]}")
-    options = {"metrics": metrics, "level": 0.95 if intervals else 0.0, "f_gallery": f_gallery}
+    options = {"metrics": metrics, "intervals": intervals, "f_gallery": f_gallery}
     tables = {level: class_intervals(f, y, labels_gallery=gallery.get(level), **options) for level, y in labels.items()}
-    return pd.concat(tables, names=["level"]).reset_index(0) if len(tables) > 1 else next(iter(tables.values()))
+    return [{"level": level} | row if len(tables) > 1 else row for level, table in tables.items() for row in table]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNDECIDED', 'read_ledger', 'asked', 'effects', 'class_groups', 'class_tables', 'new_classes', 'with_named_settings',
-           'printed_effect', 'printed_verdict', 'judge', 'judged', 'verdicts_now', 'shown_verdicts',
+           'printed_effect', 'printed_verdict', 'judge', 'judged', 'verdicts_now', 'shown_verdicts', 'with_evidence',
            'changed_by_new_classes', 'over_losses', 'still_open']
 
 # %% ../nbs/95_ledger.ipynb #c880c167
@@ -17,7 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from .core import Run, asset, lookup
-from .records import class_hits
+from .records import class_hits, view_link
 from .sequences import LOOKS, e_value, look_interval, skewness
 from .stats import correlation, crossed_interval
 from .study import PROFILES, all_runs, jobs_of, setting_of, unsearched
@@ -288,6 +288,14 @@ def shown_verdicts(
         verdict=table["verdict"] + table["marked"].map({True: "*", False: ""}),
         print=printed + table["beside"].map(lambda b: f" ({b})" if b else "") + own,
     )
+
+
+def with_evidence(
+    shown: pd.DataFrame,  # with columns id and of, as from `shown_verdicts`
+) -> pd.DataFrame:
+    "Verdicts as a page has them that lies in the folder of tables: each links to its replicates in the explorer"
+    link = lambda r: f"[{r.id}]({view_link('claims', '../', claim=r.id, of=r.of)})"
+    return shown.assign(id=[link(row) for row in shown.itertuples()])
 
 # %% ../nbs/95_ledger.ipynb #4e2e6b46
 def changed_by_new_classes(

@@ -22,8 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .batch import FailedRuns, Failure, Workers, duration, explained, failure_table, places, run_batch
-from .core import Run, asset, cores, lookup, make_run, names, numbers, root
+from .batch import FailedRuns, Failure, Workers, explained, failure_table, places, run_batch
+from .core import Run, asset, cores, duration, lookup, make_run, names, numbers, root
 from .methods import METHODS
 from dmlstudy.records import (
     batch_file,
@@ -37,6 +37,7 @@ from dmlstudy.records import (
     recorded,
     shown,
     tidy,
+    view_of,
     write_output,
 )
 from .study import PROFILES, QUESTIONS, Job, all_runs, asked_by, jobs_of, setting_of
@@ -271,8 +272,10 @@ def _entry(profile: str, stem: str, sources: Mapping[str, tuple]) -> dict:
         out["said"] = html(said.read_text(encoding="utf-8"))
         out["answer"] = out["said"].replace("<p>", "<p><strong>Answer:</strong> ", 1)
     out["files"] = [f"{file.parent.name}/{file.name}" for file in files if file.exists()]
+    out["view"] = view_of(stem, profile, "")
     if table.exists():
-        first, *more = re.split(r"^## ", table.read_text(encoding="utf-8").partition("\n")[2], flags=re.M)
+        text = table.read_text(encoding="utf-8").replace("(../explorer.html", "(explorer.html")
+        first, *more = re.split(r"^## ", text.partition("\n")[2], flags=re.M)
         out["table"] = html(first)
         out["folded"] = [(part.partition("\n")[0].replace("`", ""), html(part.partition("\n")[2])) for part in more]
     if picture.exists():
@@ -324,7 +327,8 @@ def write_gallery(profile: str = "glyphs") -> Path:  # the page
     for stem in (s for s in stems(profile) if (shown(profile) / f"figures/{s}.png").exists()):
         file, title = shown(profile) / f"answers/{stem}.md", plain_math(_maker(stem, sources)[1])
         said = " ".join(file.read_text(encoding="utf-8").split()) if file.exists() else ""
-        lines.append(f"| [<img src='{stem}.png' width='240'>]({stem}.png) | **{title}**<br>{said} |")
+        runs = f"<br>[The runs in the explorer]({view})" if (view := view_of(stem, profile)) else ""
+        lines.append(f"| [<img src='{stem}.png' width='240'>]({stem}.png) | **{title}**<br>{said}{runs} |")
     return write_output(shown(profile) / "figures/README.md", "\n".join(lines) + "\n")
 
 # %% ../nbs/97_report.ipynb #b9e20b8a

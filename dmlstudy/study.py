@@ -287,12 +287,13 @@ _SEARCHED = ("lr", "p_switch", "eta")
 
 def scores(
     records: Iterable[Mapping],  # of trials
+    rule: str = "validation",  # one of SELECTIONS
 ) -> pd.DataFrame:  # dataset, method, lr, p_switch, eta, score (mean over folds), folds; in the order of the records
     "What the trials of a search reached on validation classes"
     rows = []
     for record in records:
         fields = {name: record["run"][name] for name in ("dataset", "method", *_SEARCHED)}
-        rows.append(fields | {"score": search_score(selected(record, "validation"))})
+        rows.append(fields | {"score": search_score(selected(record, rule))})
     table = pd.DataFrame(rows, columns=["dataset", "method", *_SEARCHED, "score"])
     groups = table.groupby(["dataset", "method", *_SEARCHED], sort=False, dropna=False)["score"]
     return groups.agg(score="mean", folds="count").reset_index()

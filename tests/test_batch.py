@@ -537,6 +537,14 @@ def test_times_are_estimated_from_runs_that_trained():
     assert seconds(softmax) == 9.0 and seconds(run_of("smoke", "glyphs_fine", "SHT")) < 9.0
 
 
+def test_a_notice_of_a_run_reaches_the_terminal(study, monkeypatch, capfd):
+    """It is trained in a process of its own."""
+    (study.folder / "cache").write_text("a file where the folder would be")
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(study.folder / "cache"))
+    assert batch.run_batch([small()], 1, out=lambda text: None) == []
+    assert "glyphs_fine is drawn again in each process" in capfd.readouterr().err
+
+
 @pytest.fixture
 def disk(tmp_path):
     with small_disk(tmp_path / "outputs", 64) as mount:

@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
-from dmlstudy.core import Run, generator, hyperparameters_of, lookup, make_run, root
+from dmlstudy.core import Run, generator, hyperparameters_of, lookup, make_run, root, write_atomically
 from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.methods import search_axes
 from dmlstudy.miners import MINERS, make_miner
@@ -116,6 +118,17 @@ def test_root_is_what_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.delenv("DMLSTUDY_ROOT")
     monkeypatch.chdir(tmp_path)
     assert root() == tmp_path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_cut_of_power_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch):
+    """The content is on the disk before it gets its name, and the name before it is said to be written."""
+    done, sync, replace = [], os.fsync, Path.replace
+    held = lambda place: Path(os.readlink(f"/proc/self/fd/{place}"))
+    monkeypatch.setattr(os, "fsync", lambda place: (done.append((held(place).parent, held(place).suffix)), sync(place)))
+    monkeypatch.setattr(Path, "replace", lambda old, new: (done.append("named"), replace(old, new)))
+    write_atomically(tmp_path / "below/a.txt", "x")
+    assert done == [(tmp_path / "below", ".tmp"), "named", (tmp_path, "")]
 
 
 def numeric_hyperparameters():

@@ -1,5 +1,6 @@
 """Archives are unpacked whole or refused."""
 
+import gzip
 import io
 import shutil
 import tarfile
@@ -14,6 +15,7 @@ from miniatures import (
     text,
 )
 
+from dmlstudy.data import archives
 from dmlstudy.data.archives import unpack
 
 pytestmark = pytest.mark.filterwarnings(
@@ -180,3 +182,26 @@ def test_an_archive_larger_than_the_disk_is_refused_before_it_is_written(tmp_pat
     with small_disk(tmp_path / "small", 1024):
         with pytest.raises(OSError, match="No space left on device, .*x.zip was not unpacked"):
             unpack(tmp_path / "x.zip", tmp_path / "small")
+
+
+def test_more_members_than_any_data_set_has_are_refused(tmp_path, monkeypatch):
+    archive, _ = packed(tmp_path, "zip")
+    assert archives._MEMBERS > 120_072  # of SOP
+    monkeypatch.setattr(archives, "_MEMBERS", 19)
+    refused(archive, tmp_path / "target", "it holds more than 19 members")
+
+
+def test_an_archive_without_a_file_is_refused(tmp_path):
+    """Zeros are an archive that ends at once."""
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(bytes(10_240)))
+    refused(tmp_path / "x.tar.gz", tmp_path / "target", "it holds no file; download it again")
+
+
+@pytest.mark.parametrize("header", [b"99 path=a\n", b"0 path=a\n", b"22 GNU.sparse.map=a,b\n"])
+def test_a_malformed_extended_header_is_named(tmp_path, header):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        more = tarfile.TarInfo("more")
+        more.type, more.size = tarfile.XHDTYPE, len(header)
+        tar.addfile(more, io.BytesIO(header))
+        tar.addfile(tarfile.TarInfo("a"), io.BytesIO())
+    refused(tmp_path / "x.tar", tmp_path / "target", "was not unpacked: it ")

@@ -199,6 +199,22 @@ def test_what_cannot_be_an_image_is_named(tmp_path):
             open_image(tmp_path / name)
 
 
+def test_what_would_never_end_is_refused_by_each_reader(tmp_path):
+    """A pipe with the name of an image, and 144 million pixels in 18 KB: also where all images are looked at."""
+    os.mkfifo(tmp_path / "pipe.png")
+    Image.new("1", (12_000, 12_000)).save(tmp_path / "vast.png")
+    says = {"pipe.png": "it is a pipe, a device or a folder", "vast.png": "it has 144,000,000 pixels, more than"}
+    let_go = subprocess.Popen(["sh", "-c", 'sleep 9; : > "$0"', tmp_path / "pipe.png"])  # of whoever waits for the pipe
+    try:
+        found = unreadable(Files(tmp_path, says))
+    finally:
+        let_go.kill()
+    for name, said in says.items():
+        assert said in found[name]
+        with pytest.raises(ValueError, match=f"{name} cannot be read: {said}"):
+            open_image(tmp_path / name)
+
+
 def test_files_are_a_lazy_picklable_sequence(tmp_path):
     files = load_images("cub200", build("cub200", "official lists", tmp_path), strict=False).train.images
     (files.folder / files.paths[0]).write_bytes(b"no image")  # never asked for below

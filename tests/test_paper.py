@@ -199,6 +199,8 @@ def test_numbers_are_those_of_the_records(stem):
     if not drawn(Path("roth_samplers" if sampled else "roth_table2")):
         pytest.skip("no records yet")
     records, results = experiment_records("samplers", "glyphs") if sampled else study_records("glyphs")
+    if stem in ("roth_table2", "sec_main"):
+        results = pd.concat([study_records("omniglot_confirm")[1], results])
     if sampled:
         names = {r["key"]: f"{r['run']['method']}, {sampler_name(r['run'])}" for r in records}
         results = results.assign(method=results["key"].astype(str).map(names))

@@ -172,6 +172,17 @@ def test_a_record_of_659_classes_and_6_evaluations_is_small():
     assert [v.tolist() for v in records.class_hits(found, "last")] == [hits["2000"], n]
 
 
+@pytest.mark.parametrize("file", sorted(COMMITTED.parent.glob("*.jsonl")), ids=lambda file: file.stem)
+def test_committed_records_say_what_made_them_and_are_small(file):
+    """Those that name their code come from a commit, and know their weights; 8 KB a record on average."""
+    found = whole(file)
+    assert file.stat().st_size <= 8000 * len(found)
+    for record in (record for record in found if "code" in record["made"]):
+        made, run = record["made"], record["run"]
+        assert re.fullmatch(r"[0-9a-f]{40}", made["git"]) and re.fullmatch(r"[0-9a-f]{12}", made["code"]), record["key"]
+        assert ("weights_sha256" in made) == (run["weights"] is not None), record["key"]
+
+
 def _merge(root: str, seeds: range) -> None:
     """In another process: merge runs one by one."""
     os.environ["DMLSTUDY_ROOT"] = root

@@ -49,6 +49,14 @@ for name, extra in (("fit", "data"), ("make_data", "data"), ("compare", "study")
         assert f"pip install 'dmlstudy[{{extra}}]'" in str(error), error
     else:
         raise AssertionError(name)
+import numpy as np
+drawn = np.random.default_rng(0)
+y = np.repeat([f"class {{i}}" for i in range(25)], 4)
+np.savez("both.npz", embeddings=drawn.normal(size=(25, 8)).repeat(4, 0) + 0.5 * drawn.normal(size=(100, 8)), labels=y)
+assert dmlstudy.main(["evaluate", "both.npz", "--csv", "table.csv"]) == 0
+rows = [line.split(",") for line in open("table.csv").read().splitlines()]
+assert rows[0] == ["metric", "value", "low", "high"] and len(rows) > 15
+assert all(float(low) <= float(value) <= float(high) for _, value, low, high in rows[1:])
 try:
     dmlstudy.main(["--version"])  # arguments are read before anything heavy is imported
 except SystemExit as end:

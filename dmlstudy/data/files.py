@@ -43,31 +43,31 @@ def _to_rgb(image: Image.Image) -> Image.Image:  # mode RGB, upright
     return image.convert("RGB")
 
 
+_MOST = 100_000_000  # pixels: more than any camera of today takes, and some seconds to decode
+
+
 def opened(path: str | Path) -> Image.Image:  # not decoded yet
-    "`Image.open`, also of the HEIC that telephones write"
+    "`Image.open`, also of the HEIC that telephones write; neither of a pipe nor of too many pixels"
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+        raise ValueError("it is a pipe, a device or a folder")
     if Path(path).suffix.lower() in (".heic", ".heif"):
         try:
             from pillow_heif import register_heif_opener
         except ImportError:
             raise ValueError("HEIC needs pillow-heif: pip install 'dmlstudy[formats]'") from None
         register_heif_opener()
-    return Image.open(path)
-
-
-_MOST = 100_000_000  # pixels: more than any camera of today takes, and some seconds to decode
+    with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # the limit is our own
+        image = Image.open(path)
+    if (pixels := image.width * image.height) > _MOST:
+        raise ValueError(f"it has {pixels:,} pixels, more than {_MOST:,}: save it smaller")
+    return image
 
 
 def open_image(path: str | Path) -> Image.Image:  # mode RGB, upright
     "Read an image file, or say which one cannot be read"
     try:
-        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
-            raise ValueError("it is a pipe, a device or a folder")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is the one that holds
-            with opened(path) as image:
-                if (pixels := image.width * image.height) > _MOST:
-                    raise ValueError(f"it has {pixels:,} pixels, more than {_MOST:,}: save it smaller")
-                return _to_rgb(image)
+        with opened(path) as image:
+            return _to_rgb(image)
     except Exception as error:  # decoders raise many kinds
         raise ValueError(f"the image {path} cannot be read: {error}") from error
 

@@ -167,8 +167,7 @@ class State:
             part.load_state_dict(state[name])
         if self.sampler is not None:
             self.sampler.load_state_dict(state["sampler"])
-        for name in ("step", "seconds", "curves", "terms", "monitor"):
-            setattr(self, name, state[name])
+        vars(self).update({name: state[name] for name in ("step", "seconds", "curves", "terms", "monitor")})
         self.began = time.perf_counter()
 
 # %% ../../nbs/81_train.state.ipynb #80611839
