@@ -17,7 +17,8 @@ import pandas as pd
 from scipy import stats
 
 from .core import Run, asset, lookup
-from .records import SELECTIONS, selected
+from .records import selected
+from .rules import SELECTIONS, search_score
 from .stats import correlation, correlation_interval, seeds_needed, t_interval
 from .tables import dataset_order, study_records
 
@@ -113,7 +114,7 @@ def _best(runs: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
         return runs
     same = lambda names: runs.reindex(columns=names).map(str).agg("|".join, axis=1)
     alike, setting = same([name for name in on if name != "seed"]), same(sorted(_OWN.difference(on)))
-    scores = runs[["validation/recall@1", "validation/map@r"]].mean(axis=1).groupby([alike, setting])
+    scores = search_score(runs).groupby([alike, setting])
     order = scores.transform("size") + scores.transform("mean")  # the mean is below 1
     return runs[order == order.groupby(alike).transform("max")]
 

@@ -217,11 +217,10 @@ def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str
     from dmlstudy.comparison import _try_all
     from dmlstudy.folds import chosen_run, draws, fold_trials
     from dmlstudy.methods import METHODS
-    from dmlstudy.own import OWN
 
     seeds = numbers(args.seeds)
     trained = [name for name in methods if lookup("method", name, METHODS).loss]
-    _try_all([name for name in trained if name in OWN], folders, args.profile)
+    _try_all([name for name in trained if METHODS[name].make], folders, args.profile)
     each = [(name, method, draw) for name in folders for draw in draws(name, seeds) for method in trained]
     trials = {one: fold_trials(args.profile, *one) for one in each}
     if args.dry_run:  # the last run of a fold has one of the rates that were tried
@@ -245,7 +244,8 @@ def _plain(profile: str, dataset: str, method: str, draw: tuple) -> Run:
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
     from dmlstudy.comparison import _search_choice, _try_all, usual_draws
-    from dmlstudy.own import OWN, extend
+    from dmlstudy.methods import METHODS
+    from dmlstudy.own import extend
     from dmlstudy.records import load_record
     from dmlstudy.report import collect
     from dmlstudy.study import PROFILES, all_runs, jobs_of
@@ -270,9 +270,9 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     jobs = _asked_jobs(args)
     draws = [(j.dataset, j.replicate if j.seed is None else j.seed) for j in jobs]
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*draws, strict=True))
-    methods = [name for name in names(args.methods, ";") if name in OWN]
+    methods = [name for name in names(args.methods, ";") if METHODS[name].make]
     _try_all(methods, datasets, args.profile)
-    at = {f"{name}s": [profile.search[name]] for name in ("seed", "replicate") if name in (profile.search or ())}
+    at = profile.trial_draws
     trials = jobs_of(args.profile, ["search"], datasets, methods=methods, **at) if at and methods else []
     if args.dry_run:
         return _dry_run([*trials, *jobs], args.jobs)
@@ -288,10 +288,10 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
 def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: list[str], seeds: list[int]) -> None:
     "Set methods of one's own beside named baselines"
     from dmlstudy.comparison import _NO_ROWS, AGAINST, said, standing, verdicts, write_comparison_of
-    from dmlstudy.own import OWN
+    from dmlstudy.methods import METHODS
 
     against = names(args.against, ";")
-    beside = [name for name in names(args.methods, ";") if name not in OWN]  # named, so they serve where no other does
+    beside = [name for name in names(args.methods, ";") if not METHODS[name].make]  # used where no other was named
     table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside])
     if methods and not table["yours"].any():
         print("none of yours is trained: there is nothing to compare")
@@ -328,6 +328,8 @@ def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit 
 # %% ../nbs/99_cli.ipynb #6833fc34
 def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status: 0 if the batch could begin
     "Say what a batch would do"
+    import pandas as pd
+
     from dmlstudy.batch import default_workers, each_known, typical
     from dmlstudy.records import recorded_keys
 
@@ -339,9 +341,9 @@ def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status:
         row = rows.setdefault((job.experiment, job.dataset), [0, 0, 0.0])
         row[:] = row[0] + len(runs), row[1] + len(todo), row[2] + sum(map(seconds, todo))
         wanted |= {run: seconds(run) for run in todo}
-    print(f"{'experiment':12s} {'data set':14s} {'runs':>5s} {'recorded':>8s} {'to train':>8s}  time on one worker")
-    for (experiment, dataset), (n, left, ahead) in rows.items():
-        print(f"{experiment:12s} {dataset:14s} {n:5d} {n - left:8d} {left:8d}  {duration(ahead)}")
+    table = [(*of, n, n - left, left, duration(ahead)) for of, (n, left, ahead) in rows.items()]
+    heads = ["experiment", "data set", "runs", "recorded", "to train", "time on one worker"]
+    print(pd.DataFrame(table, columns=heads).to_string(index=False))
     estimate = duration(max(sum(wanted.values()) / workers, max(wanted.values(), default=0)))
     print(f"{len(wanted)} runs on {workers} workers: about {estimate}")
     found = _obstacles(jobs)
@@ -378,7 +380,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
-    jobs, draws = [], {name + "s": [profile.search[name]] for name in ("seed", "replicate") if name in profile.search}
+    jobs, draws = [], profile.trial_draws
     for switched in (False, True):  # switched rows have the rates of the others
         stage = []
         for dataset in profile.datasets:
@@ -439,14 +441,15 @@ def _print_open(table: "pd.DataFrame", todo: Iterable[tuple[str, str]]) -> None:
 # %% ../nbs/99_cli.ipynb #55ce9a29
 def _status(args: argparse.Namespace) -> int:  # exit status
     "Say how far the batches of this folder are"
+    import pandas as pd
+
     from dmlstudy.batch import batch_status
 
     plans = batch_status(args.profile)
     for profile, rows in plans.items():
         print(f"profile {profile}")
-        print(f"  {'experiment':14s} {'data set':14s} {'runs':>6s} {'done':>6s} {'now':>6s} {'failed':>6s}")
-        for (experiment, dataset), (n, done, now, failed) in rows.items():
-            print(f"  {experiment:14s} {dataset:14s} {n:6d} {done:6d} {now:6d} {failed:6d}")
+        heads = ["experiment", "data set", "runs", "recorded", "training", "failed"]
+        print(pd.DataFrame([(*of, *counts) for of, counts in rows.items()], columns=heads).to_string(index=False))
     if not plans:
         print(f"no batch was begun in {outputs()}: dmlstudy run begins one")
     return 0
@@ -572,7 +575,7 @@ def _list(args: argparse.Namespace) -> int:  # exit status
 def _prepared(name: str, args: argparse.Namespace) -> bool:  # whether it is usable now
     "Fetch, unpack and decode a data set as asked, and say what was done"
     from dmlstudy.data.archives import download
-    from dmlstudy.data.layouts import SOURCES, find
+    from dmlstudy.data.layouts import SOURCES, locate
     from dmlstudy.data.prepare import prepare
 
     archives, strict = args.archive, not args.no_strict
@@ -585,7 +588,7 @@ def _prepared(name: str, args: argparse.Namespace) -> bool:  # whether it is usa
         official = {True: "the official file", False: "not the official file", None: "no official checksum is known"}
         print(f"{archive}: {done['files']} files; {official[done['official']]}")
         print(*(f"  {kind.upper()} {done[kind]}" for kind in ("md5", "sha256")), sep="\n")
-    print(place := find(name, args.root))
+    print(place := locate(name, args.root))
     if place and (args.decoded or not archives):
         done = prepare(name, args.root, decoded=True, strict=strict)
         copy = done.get("decoded")
@@ -609,14 +612,14 @@ def _embedded(name: str, load: bool) -> str:
 def _data(args: argparse.Namespace) -> int:  # exit status
     "List the data sets, check those on disk, or prepare them for fast reading"
     from dmlstudy.data import DATASETS
-    from dmlstudy.data.layouts import SOURCES, find
+    from dmlstudy.data.layouts import SOURCES, locate
     from dmlstudy.data.prepare import check
 
     if (args.archive or args.download) and (args.action != "prepare" or len(args.names) != 1):
         last = ", whose name comes before --archive" if args.archive and not args.names else ""
         raise ValueError(f"--archive and --download go with: dmlstudy data prepare, and one data set{last}")
     chosen = [lookup("data set", name, [*DATASETS]) for name in names(args.names)] or [*DATASETS]
-    there = [name for name in SOURCES if not args.names and find(name, args.root)]
+    there = [name for name in SOURCES if not args.names and locate(name, args.root)]
     whole = [] if args.action == "list" else there or chosen  # nothing named and nothing there: say what is missing
     well = True
     for name in chosen:
@@ -626,7 +629,7 @@ def _data(args: argparse.Namespace) -> int:  # exit status
         elif name not in SOURCES:
             print(_embedded(name, bool(args.names) and args.action != "list"))
         elif name not in whole:
-            print((place := find(name, args.root)) or f"{name}: not found below {place.root}")
+            print((place := locate(name, args.root)) or f"{name}: not found below {place.root}")
         elif args.action == "check":
             print(found := check(name, args.root, not args.quick, not args.no_strict))
             well &= found.ok
@@ -730,7 +733,7 @@ _FIND_OPTIONS = {
 }
 _DECIDE_OPTIONS = {
     "claims": _option("claims", "such as V1 (default: all that are open)", nargs="*", metavar="CLAIM"),
-    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3, 4, 5), default=3),
+    "ledger": _option("--ledger", "the number of its file (default: 3)", type=int, choices=(2, 3, 4, 5, 6), default=3),
     "hours": _option("--hours", "time to spend (default: 1)", type=float, default=1.0),
 }
 _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | _DECIDE_OPTIONS
@@ -785,7 +788,8 @@ def main(
     except (ValueError, OSError) as error:
         full = getattr(error, "errno", None) == errno.ENOSPC and not error.filename
         where = f" (nothing says which file it was: look at {outputs()}, {cache_dir()} and {gettempdir()})"
-        print(f"dmlstudy: {error}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
+        said = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) and error.strerror else error
+        print(f"dmlstudy: {said}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "dmlstudy").startswith("dmlstudy"):

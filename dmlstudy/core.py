@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Run', 'make_run', 'lookup', 'hyperparameters_of', 'make_named', 'check_numbers', 'root', 'cache_dir', 'outputs',
-           'asset', 'write_atomically', 'generator', 'numbers', 'names', 'duration', 'versions']
+           'cores', 'asset', 'write_atomically', 'generator', 'numbers', 'names', 'duration', 'versions']
 
 # %% ../nbs/01_core.ipynb #5cfcc8be
 import dataclasses
@@ -304,6 +304,11 @@ def cache_dir() -> Path:  # absolute; may not exist yet
 def outputs() -> Path:  # may not exist yet
     "The folder of everything a study makes: `DMLSTUDY_OUTPUTS`, else `outputs` below the root"
     return Path(os.environ.get("DMLSTUDY_OUTPUTS") or root() / "outputs").resolve()
+
+
+def cores() -> int:
+    "How many cores this process may use"
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 # %% ../nbs/01_core.ipynb #8f5eb5c6
 def asset(

@@ -22,15 +22,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from .core import Run, cache_dir, generator, lookup
+from .core import Run, cache_dir, cores, generator, lookup
 from .data import EMBEDDED, make_data
 from .data.files import Files, _state
 from .data.glyphs import SIDE
-from .data.layouts import data_dir
+from .data.layouts import SOURCES, data_dir
 from .data.omniglot import SETS
 from .data.splits import Data, Split, first_of_each_class, long_tail, wrong_labels
 from .data.transforms import TRANSFORMS, BatchTransform, Pixels, Views, make_transform, pad_pixels
-from .methods import METHODS
 from .models import FROZEN_STEMS, MODELS, make_model
 from .models.convnet import CONVNETS, SIDES
 
@@ -76,10 +75,6 @@ def splits_of(run: Run) -> dict[str, Split]:  # train, validation if a fold is h
     return _splits(run, data_of(run))
 
 # %% ../nbs/68_feeds.ipynb #73601c2d
-def _views_of(run: Run) -> int:  # views of each image in a batch; 1 for methods that learn from labels
-    return lookup("method", run.method, METHODS).views
-
-
 def _own_classes(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:  # inputs (B V, ...), labels (B V,)
     "Views (B, V, ...) side by side, labelled with the numbers of their images"
     return x.flatten(0, 1), indices.repeat_interleave(x.shape[1])
@@ -182,8 +177,8 @@ def _file_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) ->
 class Feed:
     "Stem features, or images of an embedded set: all in memory, on the run's device"
 
-    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device):
-        self.stem, self.seed, self.views = not run.train_stem, run.seed, _views_of(run)
+    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, views: int = 1):
+        self.stem, self.seed, self.views = not run.train_stem, run.seed, views
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
         self.classes = len(splits["train"].class_names)
         self.size = 2048 if run.dataset in EMBEDDED else 112  # images that are measured together
@@ -251,9 +246,8 @@ class FileFeed:
 
     stem = False
 
-    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, workers: int = 0):
-        self.splits, self.device, self.workers, self.seed = splits, device, workers, run.seed
-        self.views = _views_of(run)
+    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, views: int = 1, workers: int = 0):
+        self.splits, self.device, self.workers, self.seed, self.views = splits, device, workers, run.seed, views
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
         self.classes = len(splits["train"].class_names)
         self.transform = {train: make_transform(run.transform, train, run.model) for train in (True, False)}
@@ -285,8 +279,8 @@ class FileFeed:
 class BatchFeed(FileFeed):
     "Images of the decoded copy, augmented a batch at a time on the run's device"
 
-    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, workers: int = 0):
-        super().__init__(run, splits, device, workers)
+    def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, *how: int):
+        super().__init__(run, splits, device, *how)
         try:
             self.transform = {train: BatchTransform(one) for train, one in self.transform.items()}
         except ValueError as error:
@@ -317,12 +311,17 @@ def reader_processes(
     sharing: int | None = None,  # runs at a time on this machine; None: one for each GPU
 ) -> int:
     "Processes that read for one run: its share of the cores that this process may use, at most 8"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // (sharing or max(torch.cuda.device_count(), 1))))
+    return max(1, min(8, cores() // (sharing or max(torch.cuda.device_count(), 1))))
 
 
-def feed_of(run: Run, splits: Mapping[str, Split], device: torch.device, workers: int = 0) -> Feed | FileFeed:
-    "The feed that suits data set and network, which must go together; `workers` processes decode images on disk"
+def feed_of(
+    run: Run,
+    splits: Mapping[str, Split],
+    device: torch.device,
+    workers: int = 0,  # processes that decode images on disk
+    views: int = 1,  # of each image in a batch; 1 for methods that learn from labels
+) -> Feed | FileFeed:
+    "The feed that suits data set and network, which must go together"
     if not run.model.startswith("timm:"):
         lookup("model", run.model, MODELS)
     lookup("way to read pixels", run.pixels, PIXELS)
@@ -334,8 +333,9 @@ def feed_of(run: Run, splits: Mapping[str, Split], device: torch.device, workers
     if run.model in SIDES and run.dataset not in SETS:
         raise ValueError(f"{run.model} takes images of {SIDES[run.model]} pixels, as {' and '.join(SETS)} have them")
     whole = not embedded and not lookup("transform", run.transform, TRANSFORMS)["test"]
-    if whole and run.dataset != "cifar10" and run.pixels != "device":
+    held = embedded or SOURCES.get(run.dataset, {}).get("in_memory", False)
+    if whole and not held and run.pixels != "device":
         raise ValueError(f"transform {run.transform!r} keeps the size of an image, and is for cifar10 alone")
-    if run.pixels != "files" and (embedded or run.dataset == "cifar10"):
+    if run.pixels != "files" and held:
         raise ValueError(f"{run.dataset} is held in memory: leave pixels at 'files'; got {run.pixels!r}")
-    return Feed(run, splits, device) if embedded or frozen else kind(run, splits, device, workers)
+    return Feed(run, splits, device, views) if embedded or frozen else kind(run, splits, device, views, workers)

@@ -25,6 +25,7 @@ from .metrics.neighbours import as_points
 from .metrics.verification import draw_pairs, least_error, verification
 from .models import make_model
 from .records import selected
+from .rules import search_score
 from .study import PROFILES, run_of, trials
 from .verdicts import verdict
 
@@ -239,8 +240,7 @@ def fold_trials(profile: str, dataset: str, method: str, draw: tuple) -> list[Ru
 def chosen_run(profile: str, dataset: str, method: str, draw: tuple) -> Run:  # trials are recorded
     "The run of a method in one fold, with the rate that its validation classes chose"
     tried = trials(profile, dataset, method) if (runs := fold_trials(profile, dataset, method, draw)) else [{}]
-    score = lambda curve: max(np.add(curve["recall@1"], curve["map@r"]))
-    found = [score(record_for(run)["curves"]["validation"]) for run in runs] or [0]
+    found = [search_score(selected(record_for(run), "validation")) for run in runs] or [0]
     return _run(profile, dataset, method, draw, **tried[int(np.argmax(found))])
 
 # %% ../nbs/97_folds.ipynb #554d67ab

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNDECIDED', 'read_ledger', 'asked', 'effects', 'class_groups', 'class_tables', 'new_classes', 'with_named_settings',
-           'printed_effect', 'printed_verdict', 'judge', 'judged', 'verdicts_now', 'shown_verdicts',
+           'printed_effect', 'printed_verdict', 'judge', 'judged', 'verdicts_now', 'shown_verdicts', 'with_evidence',
            'changed_by_new_classes', 'over_losses', 'still_open']
 
 # %% ../nbs/95_ledger.ipynb #c880c167
@@ -17,7 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from .core import Run, asset, lookup
-from .records import class_hits
+from .records import class_hits, view_link
 from .sequences import LOOKS, e_value, look_interval, skewness
 from .stats import correlation, crossed_interval
 from .study import PROFILES, all_runs, jobs_of, setting_of, unsearched
@@ -58,9 +58,15 @@ def _complete(table: pd.DataFrame) -> pd.DataFrame:  # replicate by what is need
 
 
 def _rows(question: Mapping) -> list[str]:
-    "The methods that a question is about"
+    "The rows that a question is about: methods, or METHOD | SETTING"
     named = dict.fromkeys(method for pair in question["rows"] for method in pair)
     return [*named] or [m for m in row_order("roth") if m not in ("ImageNet", "Untrained")]
+
+
+def _place(row: str, setting: str) -> tuple[str, str]:  # setting and method
+    "A row's own setting, or the question's"
+    method, _, own = row.partition(" | ")
+    return own or setting, method
 
 
 def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
@@ -68,8 +74,11 @@ def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[
     q, rows = question, _rows(question)
 
     def read(metric: str, rule: str, setting: str = q["setting"]) -> pd.DataFrame:
-        chosen = values[(values["setting"] == setting) & (values["metric"] == metric) & (values["selection"] == rule)]
-        return chosen.pivot(index="replicate", columns="method", values="value").reindex(columns=rows)
+        places = [_place(row, setting) for row in rows]
+        chosen = values[(values["metric"] == metric) & (values["selection"] == rule)]
+        table = chosen[chosen["setting"].isin({place[0] for place in places})]
+        table = table.pivot(index="replicate", columns=["setting", "method"], values="value")
+        return table.reindex(columns=places).set_axis(rows, axis=1)
 
     lost = q["metric"] == "lost"
     table = read("recall@1", "best_test") - read("recall@1", "last") if lost else read(q["metric"], q["rule"])
@@ -121,7 +130,7 @@ def new_classes(
 ) -> tuple[float, float]:
     "Bounds of an effect where test classes are drawn anew, too"
     q = question
-    found = lambda method, r: tables[q["setting"], method, r, q["rule"]]
+    found = lambda row, r: tables[*_place(row, q["setting"]), r, q["rule"]]
     hits = np.array([[np.subtract(found(a, r)[0], found(b, r)[0]) for r in replicates] for a, b in q["rows"]], float)
     queries = found(q["rows"][0][0], replicates[0])[1]
     bounds = lambda d, level: crossed_interval(q["sign"] * q["scale"] * d, queries, groups, level)[1:]
@@ -157,6 +166,8 @@ def printed_effect(
     q = question
     if q["printed"] is None:
         return np.nan
+    if "gains" in q:  # of a factor: as the ledger has read them
+        return q["sign"] * float(np.mean([q["gains"][a] for a, _ in q["rows"]]))
     table = _printed(q)
     if q["effect"] == "gain":
         gains = [table["mean"].get(a, np.nan) - table["mean"].get(b, np.nan) for a, b in q["rows"]]
@@ -176,7 +187,7 @@ def printed_verdict(
 ) -> str:  # one of VERDICTS; empty where no deviations are printed, and of the smallest of several effects
     "The verdict that the paper's own five runs would get: a positive control of the question"
     q = question
-    if q["printed"] is None or q["over"] == "every":
+    if q["printed"] is None or q["over"] == "every" or "gains" in q:
         return ""
     table = _printed(q).reindex(_rows(q))
     if q["effect"] == "correlation":
@@ -271,12 +282,22 @@ def shown_verdicts(
     "Verdicts as they are read, with both intervals and the print"
     printed = table["printed"].map("{:+.2f}".format).where(table["printed"].notna(), "")
     own = table["control"].map(lambda c: f"; its own runs: {c}" if c else "")
+    told = table["statement"].mask(table["statement"].duplicated(), "")  # once, over all that it is said of
     return table[["id", "statement", "of", "rule"]].assign(
+        statement=told,
         **{"effect, these characters": table["effect"].map("{:+.2f} ".format) + _bounds(table, "low", "high")},
         **{"new characters": _bounds(table, "new_low", "new_high")},
         verdict=table["verdict"] + table["marked"].map({True: "*", False: ""}),
         print=printed + table["beside"].map(lambda b: f" ({b})" if b else "") + own,
     )
+
+
+def with_evidence(
+    shown: pd.DataFrame,  # with columns id and of, as from `shown_verdicts`
+) -> pd.DataFrame:
+    "Verdicts as a page has them that lies in the folder of tables: each links to its replicates in the explorer"
+    link = lambda r: f"[{r.id}]({view_link('claims', '../', claim=r.id, of=r.of)})"
+    return shown.assign(id=[link(row) for row in shown.itertuples()])
 
 # %% ../nbs/95_ledger.ipynb #4e2e6b46
 def changed_by_new_classes(
@@ -328,12 +349,12 @@ def still_open(
         lookup("claim", name, [claim["id"] for claim in ledger["claim"]])
     draws, plan = PROFILES[ledger["profile"]].replicates[: ledger["cap"]], {}
     for run in all_runs(jobs_of(ledger["profile"], replicates=draws)):
-        plan.setdefault((run.method, setting_of(ledger["profile"], run)), {})[run.replicate] = run
-    found, early = {}, {*unsearched(ledger["profile"], ledger["dataset"], {method for method, _ in plan})}
+        plan.setdefault((setting_of(ledger["profile"], run), run.method), {})[run.replicate] = run
+    found, early = {}, {*unsearched(ledger["profile"], ledger["dataset"], {method for _, method in plan})}
     for q, row in zip(asked(ledger), table.itertuples(), strict=True):
         looks = [n for n in sorted(LOOKS[ledger["cap"]]) if n > row.look]
         wanted = row.verdict in UNDECIDED and looks and (not claims or q["id"] in claims)
-        if wanted and not early.intersection(_rows(q)):
-            each = [(m, setting) for setting in q["settings"] for m in _rows(q)]
+        each = dict.fromkeys(_place(row, setting) for setting in q["settings"] for row in _rows(q))
+        if wanted and not early.intersection(method for _, method in each):
             found[q["id"], q["of"]] = [plan[at][r] for r in draws[: looks[0]] for at in each]
     return found

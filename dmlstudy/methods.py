@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'DEFAULTS', 'AXES', 'P_SWITCH', 'ROTH_METHODS', 'SEC_METHODS', 'SIMCLR_METHODS', 'MARGIN_METHODS',
-           'SINCE_METHODS', 'METHODS', 'role', 'with_none', 'search_axes', 'Method']
+           'SINCE_METHODS', 'METHODS', 'role', 'with_none', 'search_axes', 'Method', 'add_method']
 
 # %% ../nbs/00_methods.ipynb #c7e665a8
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 
@@ -87,6 +87,7 @@ class Method:
     equalize: bool = False  # the gradient of each embedding is multiplied by its norm over the mean norm of the batch
     pairs: bool = False  # whether two images are of one class is measured, too
     source: str | None = None  # hash of the code that defines the parts, where they are a user's own
+    make: Callable | None = field(default=None, repr=False)  # then: (n_classes, dim, seed, **loss_args) -> loss, miner
     axes: Mapping | None = None  # axis of a search -> from, to, whether logarithmic; None: those of its loss
     about: str = ""  # a word on it
 
@@ -130,3 +131,10 @@ ROTH_METHODS, SEC_METHODS, SIMCLR_METHODS, MARGIN_METHODS, SINCE_METHODS = (
     {name: _row(name, said) for name, said in rows.items()} for rows in _WRITTEN.values()
 )
 METHODS = {**ROTH_METHODS, **SEC_METHODS, **SIMCLR_METHODS, **MARGIN_METHODS, **SINCE_METHODS}
+
+
+def add_method(name: str, row: Method) -> None:  # with `make`
+    "Put a row of a user's own beside those of the study, or in the place of an earlier one of theirs"
+    if name in METHODS and not METHODS[name].make:
+        raise ValueError(f"{name!r} is a row of the study: give yours another name, Own(loss, name=...)")
+    METHODS[name] = row

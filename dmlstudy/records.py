@@ -7,7 +7,7 @@ __all__ = ['FORMAT', 'shown', 'pack', 'unpack', 'packed', 'StaleRecord', 'Damage
            'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'load_record', 'recorded',
            'recorded_keys', 'merge_records', 'write_batch', 'each_record', 'read_batch', 'drop_records', 'lean',
            'selected', 'class_hits', 'spectrum_of', 'tidy', 'write_values', 'summary', 'data_note', 'alike',
-           'write_output', 'folder_of', 'markdown', 'write_table', 'write_figure']
+           'write_output', 'folder_of', 'markdown', 'view_link', 'view_of', 'write_table', 'write_figure']
 
 # %% ../nbs/90_records.ipynb #d5a02129
 import base64
@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import util
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 import pandas as pd
@@ -539,6 +540,52 @@ _FORMULA = re.compile(r"[=@\t\r]|[+-](?=[^\s\d.])")  # how a cell begins that a 
 def _no_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
+# %% ../nbs/90_records.ipynb #b9183e85
+_VIEWS = """
+claims, ledger_counts: claims
+ledger, ledger_losses: claims?claim=W1
+tuned, tuned_losses: claims?claim=V1
+tuned_choices: trials?data=omniglot_tuned
+tuned_lost, decay, decay_changes: curves?data=omniglot_confirm
+reality: methods?data=omniglot_objectives
+reality_choices, trials, trials_rank: trials?data=omniglot_objectives
+sec_sign, sec_sign_rates: claims?claim=Y1
+factors: claims?claim=F1
+redrawn, redrawn_choices: methods?data=omniglot_redrawn
+agreement: pair?data=omniglot_objectives
+validation: curves?data=omniglot_objectives
+omniglot_few: methods?data=omniglot
+omniglot_all: methods?data=omniglot_all
+one_shot: methods?data=omniglot_all&metric=one_shot_error
+axes: methods?data=omniglot_axes
+photos: methods?data=grocery
+noise: replicates?data=glyphs_fine
+inflation: curves?data=glyphs_fine
+search: trials?data=glyphs_fine
+roth: methods?data=glyphs_fine&rows=Roth+et+al.+2020
+sec: methods?data=glyphs_fine&rows=SEC+2020
+roth_fig6, roth_fig11, sec_table3, sec_theory:
+"""  # tables and figures (roth, sec: all others of a paper): what the explorer shows of the study; nothing: no runs
+_VIEWS = [line.partition(":") for line in _VIEWS.strip().splitlines()]
+_VIEWS = {stem: view.strip() for stems, _, view in _VIEWS for stem in stems.split(", ")}
+
+
+def view_link(
+    view: str,  # methods, trials, pair, curves, replicates or claims
+    up: str = "",  # the way to the folder of the page
+    **state: str | Sequence[str],  # data, metric, rule, rows, setting, replicate, part, claim, of; method: one or more
+) -> str:  # such as "explorer.html#methods?data=glyphs_fine"
+    "The address of a view of the explorer, for a link"
+    query = urlencode({name: value for name, value in state.items() if value}, doseq=True)
+    return f"{up}explorer.html#{view}" + (f"?{query}" if query else "")
+
+
+def view_of(stem: str, profile: str, up: str = "../") -> str:  # empty: there is none
+    "The address of the view that goes with a table or a figure"
+    view = _VIEWS.get(stem, _VIEWS.get(stem.partition("_")[0], ""))
+    view = view if profile == "glyphs" else view.partition("?")[0]  # what is chosen is of the study's own page
+    return view and f"{up}explorer.html#{view}"
+
 # %% ../nbs/90_records.ipynb #1d79f9cd
 def write_table(
     stem: str,  # file name without ending
@@ -553,7 +600,8 @@ def write_table(
     write_output(
         folder / f"{stem}.csv", data.map(_no_formula).to_csv(index=False, lineterminator="\n", float_format="%.6g")
     )
-    text = [f"# {stem}", caption, markdown(data if shown is None else shown), notes]
+    runs = f"[The runs in the explorer]({view})" if (view := view_of(stem, profile)) else ""
+    text = [f"# {stem}", caption, markdown(data if shown is None else shown), notes, runs]
     return write_output(folder / f"{stem}.md", "\n\n".join(part for part in text if part) + "\n")
 
 # %% ../nbs/90_records.ipynb #9be20890

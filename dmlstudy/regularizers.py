@@ -266,7 +266,7 @@ class Mix:
     "How one batch is mixed"
 
     lam: float  # share of a sample itself, in [0, 1]
-    partner: Tensor  # (B,), int64: whom each sample is mixed with
+    partner: Tensor  # (B,), int64: the sample that each one is mixed with
     location: str  # where in the network
 
     def __call__(self, h: Tensor) -> Tensor:  # same shape

@@ -15,6 +15,7 @@ import tomllib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from .boxes import box_of, fitted_best, in_box, run_fields, unit_points
 from .core import Run, asset, lookup, make_run, write_atomically
 from .methods import METHODS, ROTH_METHODS, SEC_METHODS, with_none
 from .records import outputs, selected
+from .rules import search_score
 
 # %% ../nbs/91_study.ipynb #adefccaa
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ class Profile:
     def redraws(self) -> bool:
         "Whether repetitions are replicates, each with a seed of its own"
         return self.replicates != (0,)
+
+    @property
+    def trial_draws(self) -> dict[str, list[int]]:
+        "Seeds and replicates of the trials; several replicates: a search for each replicate of the profile, in turn"
+        search = self.search or {}
+        one = {f"{name}s": [search[name]] for name in ("seed", "replicate") if name in search}
+        return one | ({"replicates": search["replicates"]} if "replicates" in search else {})
 
 # %% ../nbs/91_study.ipynb #7bbcf418
 def _merged(base: Mapping, more: Mapping) -> dict:
@@ -105,12 +114,16 @@ def chosen_for(
     profile: Profile,
     dataset: str,  # name in DATASETS
     method: str,  # name in METHODS
+    replicate: int = 0,  # where each replicate has a search of its own
 ) -> dict:  # fields of a run; {} if there was no search
     "What the search chose for a method on a data set"
     if (source := METHODS[method].source) is None:
         found = tuned(profile)
         like = {"grocery_alternate": "grocery", "glyphs_shop": "glyphs_many"}.get(dataset)  # whose choice it takes
-        return found.get(dataset, found.get(like, {})).get(method, {})
+        found = found.get(dataset, found.get(like, {})).get(method, {})
+        if isinstance(found, list):
+            found = dict(zip(profile.replicates, found, strict=True)).get(replicate, {})
+        return found
     file = outputs() / "custom" / (profile.tuned or "none")
     found = _chosen(file, file.stat().st_mtime) if file.is_file() else {}
     return found.get(dataset, {}).get(f"{method} {source}", {})
@@ -178,7 +191,7 @@ def run_of(
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
     batch = {"samples_per_class": row.samples_per_class, "sampler": row.sampler}
     fields = protocol_fields(profile, dataset, method) | batch | _row_fields(p, dataset, method)
-    fields |= chosen_for(p, dataset, method) | more
+    fields |= chosen_for(p, dataset, method, more.get("replicate", 0)) | more
     if row.regularizer is None:  # a weight means nothing to it
         fields["eta"] = None
     if row.loss is None:
@@ -219,16 +232,17 @@ def methods_of(
     return tuple(name for name, row in METHODS.items() if wanted(name, row) and not (row.equalize or row.pairs))
 
 # %% ../nbs/91_study.ipynb #72427af6
-def _tried(p: Profile, method: str) -> np.ndarray:  # (trials, axes), in the unit cube
-    "Where the trials of a search in boxes lie"
-    axes = len(box_of(METHODS[method], p.search))
-    return unit_points(p.search["trials"], axes, zlib.crc32(method.encode()))
+def _tried(p: Profile, method: str, replicate: int) -> np.ndarray:  # (trials, axes), in the unit cube
+    "Where the trials of a search in boxes lie; elsewhere in each search of several"
+    axes, several = len(box_of(METHODS[method], p.search)), "replicates" in p.search
+    return unit_points(p.search["trials"], axes, zlib.crc32(method.encode()) + several * replicate)
 
 
 def trials(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
     method: str,  # name in METHODS
+    replicate: int = 0,  # of the trials, where there are several searches
 ) -> list[dict]:  # fields of a run; [] where there is nothing to search
     "What the search tries for a method"
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
@@ -239,7 +253,7 @@ def trials(
         known = ", ".join(name for name, other in PROFILES.items() if other.search)
         raise ValueError(f"profile {profile!r} has no search of its own; these have: {known}")
     if "trials" in p.search:
-        return [run_fields(row, point) for point in in_box(box_of(row, p.search), _tried(p, method))]
+        return [run_fields(row, point) for point in in_box(box_of(row, p.search), _tried(p, method, replicate))]
     if row.protocol != "roth":
         etas = p.search["eta"].get(row.regularizer)
         factors = p.search.get("eta_factors") if etas else None
@@ -256,13 +270,14 @@ def search_runs(
     dataset: str,  # name in DATASETS
     seed: int | None,  # that of the profile's search; None: the replicate's own
     methods: Sequence[str] = (),  # empty: all of the profile
+    replicate: int | None = None,  # None: that of the profile's search, the first of several
 ) -> list[Run]:
     "The trials of methods of a profile on one data set"
-    more = {"measure": "validation", "replicate": PROFILES[profile].search.get("replicate", 0)}
+    at = PROFILES[profile].trial_draws.get("replicates", [0])[0] if replicate is None else replicate
     return [
-        run_of(profile, dataset, method, seed, fold=fold, **trial, **more)
+        run_of(profile, dataset, method, seed, fold=fold, **trial, measure="validation", replicate=at)
         for method in methods or methods_of(profile, dataset)
-        for trial in trials(profile, dataset, method)
+        for trial in trials(profile, dataset, method, at)
         for fold in PROFILES[profile].search["folds"]
     ]
 
@@ -270,19 +285,15 @@ def search_runs(
 _SEARCHED = ("lr", "p_switch", "eta")
 
 
-def _score(record: Mapping, rule: str) -> float:
-    values = selected(record, rule)
-    return (values["validation/recall@1"] + values["validation/map@r"]) / 2
-
-
 def scores(
     records: Iterable[Mapping],  # of trials
+    rule: str = "validation",  # one of SELECTIONS
 ) -> pd.DataFrame:  # dataset, method, lr, p_switch, eta, score (mean over folds), folds; in the order of the records
     "What the trials of a search reached on validation classes"
     rows = []
     for record in records:
         fields = {name: record["run"][name] for name in ("dataset", "method", *_SEARCHED)}
-        rows.append(fields | {"score": _score(record, "validation")})
+        rows.append(fields | {"score": search_score(selected(record, rule))})
     table = pd.DataFrame(rows, columns=["dataset", "method", *_SEARCHED, "score"])
     groups = table.groupby(["dataset", "method", *_SEARCHED], sort=False, dropna=False)["score"]
     return groups.agg(score="mean", folds="count").reset_index()
@@ -305,31 +316,37 @@ def choose_in_boxes(
     records: Iterable[Mapping],  # of its trials
     rule: str = "window",  # one of SELECTIONS: the one by which rows will be compared
     methods: Sequence[str] = (),  # empty: all of the profile
-) -> pd.DataFrame:  # dataset, method, fields of a run, best (trial's score), fitted (variance explained), edges
+) -> (
+    pd.DataFrame
+):  # dataset, method, fields of a run, best (trial's score), fitted (variance explained), edges, replicate
     "What a search in boxes chose for each method whose trials are all there"
     p, by_key, rows = PROFILES[profile], {record["key"]: record for record in records}, []
-    for dataset, method in ((d, m) for d in p.datasets for m in methods or methods_of(profile, d) if METHODS[m].loss):
-        keys = [run.key() for run in search_runs(profile, dataset, None, [method])]
-        if by_key.keys() >= {*keys}:
-            reached = np.array([_score(by_key[key], rule) for key in keys]).reshape(p.search["trials"], -1).mean(1)
-            box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(_tried(p, method), reached)
+    asked = product(p.datasets, methods or p.methods, p.trial_draws["replicates"])
+    for dataset, method, replicate in asked:
+        keys = METHODS[method].loss and [run.key() for run in search_runs(profile, dataset, None, [method], replicate)]
+        if keys and by_key.keys() >= {*keys}:
+            reached = np.array([search_score(selected(by_key[key], rule)) for key in keys])
+            reached = reached.reshape(p.search["trials"], -1).mean(1)
+            box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(_tried(p, method, replicate), reached)
             edges = [axis for axis, at in zip(box, choice, strict=True) if not 0.02 <= at <= 0.98]
             fields = run_fields(METHODS[method], in_box(box, choice[None])[0])
-            rows.append((dataset, method, fields, reached.max(), share, ", ".join(edges)))
-    return pd.DataFrame(rows, columns=["dataset", "method", "fields", "best", "fitted", "edges"])
+            rows.append((dataset, method, fields, reached.max(), share, ", ".join(edges), replicate))
+    return pd.DataFrame(rows, columns=["dataset", "method", "fields", "best", "fitted", "edges", "replicate"])
 
 # %% ../nbs/91_study.ipynb #e4ac7c0c
 def chosen_by_search(
     profile: str,  # name in PROFILES, with a search
     records: Iterable[Mapping],  # of its trials
     methods: Sequence[str] = (),  # empty: all of the profile
-) -> dict[str, dict[str, dict]]:  # data set -> method -> fields of a run
+) -> dict[str, dict[str, dict | list]]:  # data set -> method -> fields of a run, of several searches a list
     "What the search of a profile chose, in boxes or from lists"
     search, chosen = PROFILES[profile].search, {}
     if "trials" not in search:
         return choose(records)
-    for row in choose_in_boxes(profile, records, search["rule"], methods).itertuples():
-        chosen.setdefault(row.dataset, {})[row.method] = row.fields
+    rows = choose_in_boxes(profile, records, search["rule"], methods)
+    for (dataset, method), found in rows.groupby(["dataset", "method"], sort=False)["fields"]:
+        if len(found) == len(search.get("replicates", [0])):
+            chosen.setdefault(dataset, {})[method] = [*found] if "replicates" in search else found.iloc[0]
     return chosen
 
 # %% ../nbs/91_study.ipynb #91unsea1
@@ -341,7 +358,7 @@ def unsearched(
     "Rows whose search in boxes has not been made: their defaults would pass for what it chose"
     p = PROFILES[profile]
     boxed = [m for m in methods if METHODS[m].loss and METHODS[m].source is None and "trials" in (p.search or {})]
-    return [m for m in boxed if not chosen_for(p, dataset, m)]
+    return [m for m in boxed if not chosen_for(p, dataset, m, p.replicates[0])]
 
 # %% ../nbs/91_study.ipynb #d15b63c6
 def settings_of(
@@ -369,7 +386,7 @@ def runs_of(
     p, chosen = lookup("profile", profile, PROFILES), methods or ()
     chosen = [m.strip() for m in chosen.split(";") if m.strip()] if isinstance(chosen, str) else [*chosen]
     if experiment == "search":
-        found = search_runs(profile, dataset, seed, chosen)
+        found = search_runs(profile, dataset, seed, chosen, replicate if "replicates" in p.search else None)
     else:
         said = EXPERIMENTS[experiment] | p.experiments.get(experiment, {})
         rows = [*(said.get("methods") or methods_of(profile, dataset)), *said.get("more", {}).get(dataset, [])]
@@ -380,9 +397,11 @@ def runs_of(
 
 # %% ../nbs/91_study.ipynb #d4c9ea52
 @functools.lru_cache(maxsize=1024)
-def _runs_alike(experiment: str, profile: str, dataset: str, methods: str | None, strict: bool, state) -> list[Run]:
+def _runs_alike(
+    experiment: str, profile: str, dataset: str, methods: str | None, strict: bool, replicate: int, state
+) -> list[Run]:
     "The runs of an experiment at seed 0; `state` changes with what the search chose, and with methods of one's own"
-    return runs_of(experiment, profile, dataset, 0, methods, strict)
+    return runs_of(experiment, profile, dataset, 0, methods, strict, replicate)
 
 
 @dataclass(frozen=True)
@@ -403,7 +422,8 @@ class Job:
         files = (asset(chosen), outputs() / "custom" / chosen) if chosen else ()
         state = tuple(file.stat().st_mtime_ns if file.exists() else None for file in files)
         state += tuple(row.source for row in METHODS.values() if row.source)
-        alike = _runs_alike(self.experiment, self.profile, self.dataset, self.methods, self.strict_data, state)
+        at = self.replicate if "replicates" in (PROFILES[self.profile].search or ()) else 0
+        alike = _runs_alike(self.experiment, self.profile, self.dataset, self.methods, self.strict_data, at, state)
         return [replace(run, seed=self.seed, replicate=self.replicate) for run in alike]
 
 # %% ../nbs/91_study.ipynb #a11a0001

@@ -183,23 +183,22 @@ def percent(
 # %% ../nbs/93_tables.ipynb #14556e00
 def layout(
     table: pd.DataFrame,  # as from `join_published`
-    columns: Mapping[tuple[str, str], str],  # (data set, metric) -> heading
+    columns: Mapping[tuple[str, ...], str],  # (data set, metric), perhaps with a rule of its own -> heading
     methods: Sequence[str],  # rows, in order; those without values are left out
-    selection: str = "validation",
+    selection: str = "validation",  # rule of the other columns
 ) -> pd.DataFrame:  # strings
     "A table as it is read"
-    chosen = table[table["selection"] == selection]
-    cells = chosen.set_index(["dataset", "method", "metric"]).to_dict("index")
-    n_tied = chosen.groupby(["dataset", "metric"], observed=True)["tied"].sum()
+    n_tied = table.groupby(["selection", "dataset", "metric"], observed=True)["tied"].transform("sum")
+    cells = table.assign(n_tied=n_tied).set_index(["selection", "dataset", "method", "metric"]).to_dict("index")
     in_print = {*table.loc[table["published"].notna(), "dataset"]}
     rows = []
     for method in methods:
         row = {"method": method}
-        for (dataset, metric), heading in columns.items():
-            found = cells.get((dataset, method, metric))
+        for (dataset, metric, *own), heading in columns.items():
+            found = cells.get(((*own, selection)[0], dataset, method, metric))
             value = percent(found["mean"], found["half"], 1.0 if metric == "step" else 100.0) if found else ""
             if found and found["tied"]:
-                value = f"**{value}**" if n_tied[dataset, metric] == 1 else f"†{value}"
+                value = f"**{value}**" if found["n_tied"] == 1 else f"†{value}"
             row[heading] = value
             if metric != "step" and dataset in in_print:
                 printed = heading.replace(dataset, NAMES.get(role(dataset), dataset))
@@ -249,20 +248,20 @@ _WIDEST = 10  # columns that fit on a page
 
 
 def _pages(table: pd.DataFrame, columns: Mapping, rows: Sequence[str], rule: str) -> list[pd.DataFrame]:
-    "A table as it is read; one for each metric where it is too wide for a page"
+    "A table as it is read; where it is too wide for a page one for each metric, and last columns apart"
     whole = layout(table, columns, rows, rule)
     if whole.shape[1] <= _WIDEST:
         return [whole]
-    metrics = dict.fromkeys(metric for _, metric in columns)
-    parts = [{at: name for at, name in columns.items() if at[1] == metric} for metric in metrics]
-    return [layout(table, part, rows, rule) for part in parts]
+    parts = [[at for at in columns if at[1] == metric] for metric in dict.fromkeys(at[1] for at in columns)]
+    parts = parts if len(parts) > 1 else [parts[0][:-1], parts[0][-1:]]
+    return [page for part in parts for page in _pages(table, {at: columns[at] for at in part}, rows, rule)]
 
 # %% ../nbs/93_tables.ipynb #5e668951
 def write_comparison(
     stem: str,
     profile: str,
     table: pd.DataFrame,  # as from `join_published`
-    columns: Mapping[tuple[str, str], str],  # (data set, metric) -> heading
+    columns: Mapping[tuple[str, ...], str],  # (data set, metric), perhaps with a rule of its own -> heading
     rows: Sequence[str],  # in order
     title: str,
     records: Sequence[Mapping],  # those that were used
@@ -271,8 +270,8 @@ def write_comparison(
     "Write our means beside the printed numbers, and below them the same under the other rules"
     rules = [r for r in sorted(SELECTIONS, key=lambda r: r != selection) if (table["selection"] == r).any()]
     first, *others = _pages(table, columns, rows, rules[0])
-    further = {"Other metrics": others} if others else {}
-    further |= {f"Rule `{rule}`: {_RULES[rule]}": _pages(table, columns, rows, rule) for rule in rules[1:]}
+    further, free = {"Further columns": others} if others else {}, {at: k for at, k in columns.items() if len(at) == 2}
+    further |= {f"Rule `{rule}`: {_RULES[rule]}": _pages(table, free, rows, rule) for rule in rules[1:]}
     more = [text for head, pages in further.items() for text in (f"## {head}", *map(markdown, pages))]
     caption = (
         f"{title} Values in %: mean ± half-width of the 95 % t-interval over seeds "
@@ -280,7 +279,7 @@ def write_comparison(
         "(all pairs compared at once at 5 %, paired by seed); a best value that nothing is tied with is in bold. "
         f"Rule `{rules[0]}`: {_RULES[rules[0]]}."
     )
-    note = source_note(profile, records, [*dict.fromkeys(dataset for dataset, _ in columns)])
+    note = source_note(profile, records, [*dict.fromkeys(dataset for dataset, *_ in columns)])
     write_table(stem, table, first, caption, "\n\n".join([note, *more]), profile)
     return first
 
@@ -289,23 +288,26 @@ def make_table(
     stem: str,
     profile: str,
     paper: str,  # roth or sec
-    columns: Mapping[tuple[str, str], str],  # (data set, metric) -> heading
+    columns: Mapping[tuple[str, ...], str],  # (data set, metric), perhaps with a rule of its own -> heading
     methods: Sequence[str],  # rows, in order
     title: str,
     selection: str = "validation",  # rule that is shown first; the first that applies if it does not
+    more: pd.DataFrame | None = None,  # values of another profile's runs, as from `tidy`
 ) -> pd.DataFrame:  # as `write_comparison` returns it
     """Read the records, write the table under its stem, return what is shown
 
     Args:
         paper: roth or sec
-        columns: (data set, metric) -> heading
+        columns: (data set, metric), perhaps with a rule of its own -> heading
         methods: rows, in order
         selection: rule that is shown first; the first that applies if it does not
+        more: values of another profile's runs, as from `tidy`
     """
     records, results = study_records(profile, methods)
-    records = [r for r in records if r["run"]["dataset"] in {dataset for dataset, _ in columns}]
-    wanted = pd.MultiIndex.from_frame(results[["dataset", "metric"]]).isin(list(columns))
-    table = join_published(results[wanted], published(paper), [*dict.fromkeys(metric for _, metric in columns)])
+    records = [r for r in records if r["run"]["dataset"] in {dataset for dataset, *_ in columns}]
+    results = pd.concat([more, results], ignore_index=True)
+    wanted = pd.MultiIndex.from_frame(results[["dataset", "metric"]]).isin([at[:2] for at in columns])
+    table = join_published(results[wanted], published(paper), [*dict.fromkeys(at[1] for at in columns)])
     return write_comparison(stem, profile, table, columns, methods, title, records, selection)
 
 # %% ../nbs/93_tables.ipynb #6c260978

@@ -232,7 +232,7 @@ def test_steps_do_not_wait(birds, far, monkeypatch, fields):
         monkeypatch.setitem(OPTIMIZERS, name, lambda groups, run, fused, make=make: make(groups, run, True))
     fields = {**TINY, "method": "Margin (D, beta=1.2)", **fields, "steps": 40, "eval_every": 40}
     run = make_run(fields, method="Margin (D, beta=1.2)") if fields["method"] == "Triplet (R)" else make_run(fields)
-    feed = feed_of(run, splits_of(run), FAR)
+    feed = feed_of(run, splits_of(run), FAR, views=METHODS[run.method].views)
     state, guard = start(run, feed, FAR), train.Guard()
     batches = feed.stream(state.sampler, 0, run.steps)
     train.train_steps(state, batches, 3, [guard])

@@ -23,7 +23,7 @@ import torch
 from disks import small_disk
 from filelock import FileLock, Timeout
 
-from dmlstudy import batch, feeds, records, train
+from dmlstudy import batch, core, feeds, records, train
 from dmlstudy.core import make_run, write_atomically
 from dmlstudy.study import all_runs, jobs_of, run_of
 
@@ -84,14 +84,14 @@ sys.meta_path.insert(0, Spoiled())
     def mend(self) -> None:
         self.environment["PYTHONPATH"] = str(CHECKOUT)
 
-    def start(self, *words: str) -> subprocess.Popen:
+    def start(self, *words: str, code: str = MAIN) -> subprocess.Popen:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": self.folder}
         heed = lambda: [signal.signal(sign, signal.SIG_DFL) for sign in (signal.SIGINT, signal.SIGHUP)]  # nohup, shells
-        main = [sys.executable, "-c", MAIN, *words]
+        main = [sys.executable, "-c", code, *words]
         return subprocess.Popen(main, env=self.environment, preexec_fn=heed, **options)
 
-    def call(self, *words: str) -> tuple[int, str]:
-        process = self.start(*words)
+    def call(self, *words: str, code: str = MAIN) -> tuple[int, str]:
+        process = self.start(*words, code=code)
         told = process.communicate(timeout=300)[0]
         return process.returncode, told
 
@@ -224,6 +224,38 @@ def test_a_run_goes_on_where_its_killed_process_was(study):
     assert {**whole, "made": 0} == {**record, "made": 0}
 
 
+# a ledger of one claim, on runs of a second
+DECIDE = """import dataclasses
+import sys
+
+from dmlstudy import cli, ledger, study
+
+study.PROFILES["drill"] = dataclasses.replace(study.PROFILES["drill"], replicates=(10, 11, 12, 13, 14))
+claim = {"id": "D1", "paper": "ours", "source": "", "statement": "", "effect": "gain", "metric": "recall@1"}
+claim |= {"pairs": "one", "over": ["each"], "rule": "last", "delta": 0.5}
+own = {"profile": "drill", "dataset": "glyphs_fine", "cap": 5, "claim": [claim]}
+ledger.read_ledger = lambda version: own | {"pairs": {"one": [["Softmax", "Contrastive (D)"]]}}
+sys.exit(cli.main(["decide", "--ledger", "2", "--hours", "1", "--jobs", "2"]))
+"""
+
+
+def test_decide_is_killed_and_goes_on(study):
+    """Killed with its workers after three runs, it keeps these, trains the other seven, and gives the verdict."""
+    process = study.start(code=DECIDE)
+    study.wait_for("done", 3, 300)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    for one in (psutil.Process(process.pid), *workers):
+        one.kill()
+    process.wait(60)
+    before = study.trained()
+    status, told = study.call(code=DECIDE)
+    assert status == 0 and "D1   Contrastive (D)          not looked at yet" in told, told
+    assert "each effect is decided or at its cap" in told
+    assert set(study.trained().values()) == {1} and len(study.trained()) == 10 and before <= study.trained()
+    replicates = {record["run"]["replicate"] for record in study.results().values()}
+    assert len(study.results()) == 10 and replicates == {10, 11, 12, 13, 14}
+
+
 def test_killed_again_and_again(study):
     """A run that always takes its process along fails, after a second trial alone; the others are trained."""
     study.spoil("os.kill(os.getpid(), 9)")
@@ -240,7 +272,7 @@ def test_a_stopped_process_is_named_and_keeps_only_its_own_run(study, undisturbe
     os.kill(victim["pid"], signal.SIGSTOP)
     os.kill(slow.pid, signal.SIGSTOP)
     other = study.start("run", *ASKED)
-    study.wait_for("done", 3)
+    study.wait_for("done", 3, 300)
     said = ""
     while "waiting for" not in said:
         assert (said := other.stdout.readline())
@@ -595,12 +627,12 @@ def test_gpus_are_dealt_out_in_turn(monkeypatch):
     assert {threads for _, threads, _ in found} == {"1"} and len({pid for *_, pid in found}) == 4
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert batch.default_workers() == batch.cores()
+    assert batch.default_workers() == core.cores()
 
 
 @pytest.mark.parametrize("sharing", [1, 2, 64])
 def test_runs_side_by_side_share_the_cores_among_their_readers(sharing):
-    assert feeds.reader_processes(sharing) == max(1, min(8, batch.cores() // sharing))
+    assert feeds.reader_processes(sharing) == max(1, min(8, core.cores() // sharing))
 
 
 def test_workers_end_with_the_process_that_started_them(study):
@@ -695,7 +727,7 @@ def test_progress_on_a_terminal(study, capsys, monkeypatch):
     records.run_folder(run).mkdir(parents=True)
     with FileLock(records.run_folder(run) / "lock"):
         batch._note(run, "begun")
-        progress = batch.Progress([run], lambda run: 60.0, 1)
+        progress = batch.BatchProgress([run], lambda run: 60.0, 1)
         said = {"step": 150, "steps": 200, "scores": {"validation recall@1": "50.0 %"}}
         (records.run_folder(run) / "progress.json").write_text(json.dumps(said))
         progress.live = True

@@ -24,7 +24,7 @@ from dmlstudy import cli
 from dmlstudy.core import write_atomically
 from dmlstudy.data import files as module
 from dmlstudy.data.files import Decoded, Files, open_image, short_side, unreadable, verify, write_decoded
-from dmlstudy.data.layouts import find, load_images, read_images
+from dmlstudy.data.layouts import load_images, locate, read_images
 from dmlstudy.data.prepare import check, prepare
 from dmlstudy.data.transforms import make_transform
 
@@ -267,7 +267,7 @@ def test_a_decoded_copy_that_does_not_match_is_refused(tmp_path):
 
 
 def test_an_unreadable_image_leaves_no_decoded_copy(broken):
-    files, path = read_images("cub200", broken)[1].train.images, find("cub200", broken).decoded
+    files, path = read_images("cub200", broken)[1].train.images, locate("cub200", broken).decoded
     with pytest.raises((ValueError, FileNotFoundError), match="Auk_"):
         write_decoded(files, path)
     assert not [p for p in path.parent.iterdir() if "decoded" in p.name]
@@ -309,7 +309,7 @@ def test_images_added_since_are_found_at_opening(copied):
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", "old", "short row"])
 def test_a_damaged_index_is_named(copied, content):
     root, _ = copied
-    index = find("cub200", root).decoded
+    index = locate("cub200", root).decoded
     held = json.loads(index.read_text())
     changed = {"old": held | {"format": 1}, "short row": held | {"images": [["x", 1]]}}
     index.write_text(json.dumps(changed[content]) if content in changed else content)

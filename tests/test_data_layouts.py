@@ -26,7 +26,7 @@ from dmlstudy import cli
 from dmlstudy.core import generator
 from dmlstudy.data import files as module
 from dmlstudy.data import layouts, make_data
-from dmlstudy.data.layouts import LAYOUTS, SOURCES, class_order, count, find, load_images, read_images
+from dmlstudy.data.layouts import LAYOUTS, SOURCES, class_order, count, load_images, locate, read_images
 from dmlstudy.data.prepare import check, prepare, usable
 from dmlstudy.data.splits import Split, first_of_each_class
 
@@ -41,9 +41,9 @@ def test_every_layout_has_a_miniature():
 
 @pytest.mark.parametrize(("name", "layout"), BUILD, ids=map(", ".join, BUILD))
 def test_layout_is_found_loaded_and_checked(name, layout, tmp_path, monkeypatch):
-    assert not find(name, tmp_path)
+    assert not locate(name, tmp_path)
     build(name, layout, tmp_path)
-    place = find(name, tmp_path)
+    place = locate(name, tmp_path)
     assert place and place.layout == layout and str(place.folder) in str(place)
     data = load_images(name, tmp_path, strict=False)
     parts = splits_of(data)
@@ -179,7 +179,7 @@ def test_a_broken_or_missing_photograph_is_named(tmp_path, monkeypatch, capsys):
     assert len(data.test.coarse) == 11
 
 
-@pytest.mark.skipif(not find("grocery"), reason="needs the photographs in DMLSTUDY_DATA")
+@pytest.mark.skipif(not locate("grocery"), reason="needs the photographs in DMLSTUDY_DATA")
 def test_the_real_grocery():
     data = load_images("grocery")
     assert [(len(s), len(s.class_names)) for s in (data.train, data.test)] == [(3051, 41), (2370, 40)]
@@ -386,7 +386,7 @@ def test_a_part_of_cars_is_not_taken_for_class_folders(tmp_path, layout, absent,
     gone.rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError, match=named):
         load_images("cars196", root, strict=False)
-    assert "!" not in str(find("cars196", root)) and not check("cars196", root).ok
+    assert "!" not in str(locate("cars196", root)) and not check("cars196", root).ok
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>" * 40, b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400)])

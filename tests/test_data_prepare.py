@@ -18,7 +18,7 @@ from miniatures import (
 from dmlstudy import cli
 from dmlstudy.data.archives import ADDRESSES, checksums, download
 from dmlstudy.data.files import Decoded
-from dmlstudy.data.layouts import ARCHIVES, SOURCES, find, read_images
+from dmlstudy.data.layouts import ARCHIVES, SOURCES, locate, read_images
 from dmlstudy.data.prepare import prepare
 
 pytestmark = pytest.mark.filterwarnings(
@@ -35,7 +35,7 @@ def test_a_grocery_is_prepared_from_any_archive_of_its_repository(tmp_path, top,
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     assert "MIT licence" in said and "Klasson, Zhang and Kjellström (WACV 2019)" in said and "28 files" in said
-    place = find("grocery", tmp_path / "root")
+    place = locate("grocery", tmp_path / "root")
     assert (
         place.folder == tmp_path / "root/grocery" / top and len(read_images("grocery", tmp_path / "root")[1].test) == 12
     )
@@ -127,7 +127,7 @@ def test_download_fetches_once_and_prepare_goes_on(tmp_path, archive, served, ca
     told = capsys.readouterr().out
     assert len(served) == 2 and "non-commercial research" in told and "15 files; the official file" in told
     assert f"MD5 {checksums(archive)['md5']}" in told and "decoded to" in told
-    assert len(Decoded(find("cub200", root).decoded).rows) == 12
+    assert len(Decoded(locate("cub200", root).decoded).rows) == 12
 
 
 def test_download_that_fails_says_where_else(tmp_path, served, monkeypatch):

@@ -318,24 +318,37 @@ def test_saved_and_gone_on_with_equal_bits(name, at):
         assert torch.equal(again(f, labels), value)
 
 
+def nested(n_classes, dim):
+    return matryoshka(make_loss("softmax", n_classes, dim), (8, dim))
+
+
+ADDED = {
+    "a memory": lambda: own.Own(with_memory(make_loss("sincere"), 150, warmup=2)),
+    "nested dimensions": lambda: own.Own(nested),
+    "one threshold": lambda: own.Own(make_loss("sincere"), regularizer="threshold_consistent"),
+}
+
+
 @pytest.fixture
-def registered():
-    """A row with a memory; it does not stay behind."""
+def registered(request):
+    """A row with an addition; it does not stay behind."""
     before = dict(METHODS)
-    yield own.register(own.Own(with_memory(make_loss("sincere"), 150, warmup=2), name="SINCERE and memory"))
+    yield own.register(ADDED[request.param](), name=request.param)
     METHODS.clear()
     METHODS.update(before)
-    own.OWN.clear()
 
 
-def test_a_stopped_run_with_a_memory_goes_on_with_equal_bits(registered, tmp_path):
+@pytest.mark.parametrize("registered", ADDED, indirect=True)
+def test_a_stopped_run_with_an_addition_goes_on_with_equal_bits(registered, tmp_path):
     run = make_run(TINY, method=registered, batch_size=60, steps=6, eval_every=1)
     whole = fit(run, device="cpu")
     with pytest.raises(KeyboardInterrupt):
         fit(run, "cpu", tmp_path, [stop_at(4), Checkpoint(every=0)])
     assert content(fit(run, device="cpu", folder=tmp_path)) == content(whole)
-    plain = fit(make_run(TINY, method="SINCERE", batch_size=60, steps=6, eval_every=1), device="cpu")
-    assert plain["terms"]["total"][0] == whole["terms"]["total"][0] < whole["terms"]["total"][-1]
+    plain = "Softmax" if registered == "nested dimensions" else "SINCERE"
+    plain = fit(make_run(TINY, method=plain, batch_size=60, steps=6, eval_every=1), device="cpu")["terms"]
+    at_first, *_, at_last = whole["terms"]["total"]
+    assert at_last > at_first == plain["total"][0] if registered == "a memory" else at_first > plain["total"][0]
 
 
 def test_what_takes_no_memory_is_refused():

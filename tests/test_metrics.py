@@ -1,6 +1,5 @@
 """Metrics against naive loops and other libraries, with ties, duplicates and odd shapes."""
 
-import json
 import math
 import os
 import subprocess
@@ -24,11 +23,9 @@ from dmlstudy.embeddings import class_intervals
 from dmlstudy.metrics import DEFAULT, METRICS, evaluate
 from dmlstudy.metrics import neighbours as search
 from dmlstudy.metrics.clustering import ami, contingency, f1, kmeans, nmi, score_gap, steady_centre, update
-from dmlstudy.metrics.linear import linear_accuracy
 from dmlstudy.metrics.neighbours import Gallery, as_points, nearest, product, score_points, search_blocks
 from dmlstudy.metrics.retrieval import retrieve
 from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
-from dmlstudy.metrics.verification import verification
 
 
 def embedding(n=200, c=20, d=12, noise=0.8, seed=0):
@@ -719,26 +716,6 @@ def test_relevance_of_labels_is_never_held_whole():
 
 # ---------------------------------------------------------------------------------------------------------------------
 # numbers at their ends
-
-
-def test_linear_accuracy_of_nothing_is_no_score():
-    """NaN features, and a single image or class, were a perfect score."""
-    f, labels = torch.randn(8, 3, generator=generator(0, "linear")), torch.arange(8) % 2
-    assert 0 <= linear_accuracy(f, labels, f, labels) <= 1
-    for fitted, tested in ((f * math.nan, f), (f, f * math.nan)):
-        with pytest.raises(ValueError, match="8 of 8 .*features hold NaN"):
-            linear_accuracy(fitted, labels, tested, labels)
-    for n in (1, 4):
-        with pytest.raises(ValueError, match=f"two or more classes; got {n} of 1"):
-            linear_accuracy(f[:n], labels[:n] * 0, f, labels)
-
-
-def test_threshold_of_a_collapsed_embedding_is_a_number():
-    """All distances are 0 and no threshold is better than another: a number, so that the record is JSON."""
-    pairs = [(0, 1, 1), (2, 3, 1), (0, 2, 0), (1, 3, 0), (1, 2, 0), (0, 3, 0)]
-    found = verification(torch.ones(4, 3), torch.tensor([0, 0, 1, 1]), pairs, folds=2)
-    assert found["threshold"] == -1 and found["accuracy"] == pytest.approx(4 / 6)
-    assert math.isfinite(json.loads(json.dumps(found["threshold"], allow_nan=False)))
 
 
 def test_norm_mean_of_very_long_embeddings_is_finite():

@@ -28,7 +28,7 @@ STEMS = {
     *(f"sec_table{i}" for i in range(1, 6)),
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
-    *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes"),
+    *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -61,6 +61,7 @@ ALONE = {
     "sec_theory",
     "sec_table3",
     "photos",
+    "papers",
 }  # measured on the spot, settings, no rendered letters
 
 
@@ -74,7 +75,7 @@ def stems(path: Path) -> list[str]:
 
 def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
-    if path.stem in ("protocol", "roth_toys", "search"):
+    if path.stem in ("papers", "protocol", "roth_toys", "search"):
         return True
     if path.stem == "sec_table4":
         return batch_file("glyphs").is_file() and bool(study_records("glyphs", ["TML"])[0])
@@ -198,6 +199,8 @@ def test_numbers_are_those_of_the_records(stem):
     if not drawn(Path("roth_samplers" if sampled else "roth_table2")):
         pytest.skip("no records yet")
     records, results = experiment_records("samplers", "glyphs") if sampled else study_records("glyphs")
+    if stem in ("roth_table2", "sec_main"):
+        results = pd.concat([study_records("omniglot_confirm")[1], results])
     if sampled:
         names = {r["key"]: f"{r['run']['method']}, {sampler_name(r['run'])}" for r in records}
         results = results.assign(method=results["key"].astype(str).map(names))

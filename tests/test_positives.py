@@ -13,8 +13,9 @@ from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.miners import MINERS, make_miner, valid_triplets
 
 TAKING = [name for name in LOSSES if make_loss(name, CLASSES if name != "margin" else None, DIM).takes_positives]
+TAKING.remove("quadruplet")  # from a matrix it draws other second negatives: tested by itself
 TUPLE = [name for name in TAKING if LOSSES[name].uses == "triplets"]
-REFUSING = [name for name in LOSSES if not (name in TAKING or LOSSES[name].takes_targets)]
+REFUSING = [name for name in LOSSES if not (name in [*TAKING, "quadruplet"] or LOSSES[name].takes_targets)]
 
 
 def graded(seed, size=9):
@@ -39,7 +40,7 @@ def test_which_losses_take_a_matrix():
         sigmoid_pairs hard_negatives epshn hyperbolic
     """.split()
     assert {*asks_for_pairs} <= {*TAKING}
-    assert {*"quadruplet normalized_npair arcface proxynca proxy_anchor in_batch".split()} <= {*REFUSING}
+    assert {*"normalized_npair arcface proxynca proxy_anchor in_batch".split()} <= {*REFUSING}
 
 
 @pytest.mark.parametrize("name", REFUSING)
@@ -243,12 +244,39 @@ def test_whole_weights_are_repeated_triplets(name):
         torch.testing.assert_close(beside, alone, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_quadruplet_by_matrix(seed, given):
+    """The second negative is one of both the anchor and the negative; the weight of a positive is that of its terms."""
+    f, P = batch(seed)[0], graded(seed)
+    z, listed = unit(f), torch.tensor([t[:3] for t in triplets(P)]).unbind(1)
+    loss, twin = (make_loss("quadruplet", margin=0.3, margin_2=0.4, seed=seed) for _ in range(2))  # draws the same
+    (a, p, n), weights = (listed, torch.ones(len(listed[0]))) if given else twin.pairs(P)
+    n2, found = twin.outside(P, torch.stack((a, n), 1))
+    first, second = [], []
+    for i, j, k, other, w, is_there in zip(*(x.tolist() for x in (a, p, n, n2, weights, found)), strict=True):
+        if not w:
+            continue
+        assert P[i, j] > 0 and P[i, k] == 0 and i != k
+        d = dist(z[i], z[j])
+        first.append((w * relu(d - dist(z[i], z[k]) + 0.3), w))
+        free = {m for m in range(len(P)) if P[i, m] == 0 and P[k, m] == 0} - {i, k}
+        assert is_there == bool(free)
+        if is_there:
+            assert other in free
+            second.append((w * relu(d - dist(z[k], z[other]) + 0.4), w))
+    expected = sum(sum(t for t, _ in part) / sum(w for _, w in part) for part in (first, second))
+    value = loss(f, positives=P, triplets=listed if given else None)
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-9)
+
+
 def test_what_needs_labels_says_so_beside_triplets():
     f, labels = FINITE["random"]
     listed = (labels, labels, labels)
-    for loss in (make_loss("quadruplet"), make_loss("margin", CLASSES)):
-        with pytest.raises(ValueError, match=r"needs labels \(B,\)$"):
-            loss(f, triplets=listed)
+    with pytest.raises(ValueError, match=r"needs labels \(B,\)$"):
+        make_loss("margin", CLASSES)(f, triplets=listed)
+    with pytest.raises(ValueError, match=r"needs labels \(B,\), or positives"):
+        make_loss("quadruplet")(f, triplets=listed)
     with pytest.raises(ValueError, match=r"needs labels \(B,\), or positives"):
         make_loss("triplet")(f)
 

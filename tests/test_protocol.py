@@ -25,7 +25,7 @@ def methods(row: dict) -> list[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_row_is_as_it_says(row):
-    """Else a value drifted, or a departure was mended: python tests/protocol_values.py writes the table anew."""
+    """Else a value drifted, or a departure was mended: python tools/protocol_values.py writes the table anew."""
     found = read_value(row)
     assert (literal(found), verdict(row, found)) == (row["here"], row["verdict"])
 

@@ -109,6 +109,20 @@ def test_answers_and_full_files(page):
     assert full == [f"figures/{stem}.png" for stem in report.stems("smoke") if "fig" in stem]
 
 
+@pytest.mark.slow
+def test_the_page_of_the_study_can_be_sent():
+    """Two megabytes at most; an abstract first; and one count of runs, each once."""
+    text = (records.outputs() / "report.html").read_text()
+    assert len(text.encode()) <= 2_000_000
+    assert text.index('id="abstract"') < text.index('id="findings"') < text.index('id="methods"')
+    table = re.search(r'<table class="wide runs">.*?</table>', text, re.S)[0]
+    rows = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td>", table)
+    *parts, (last, total) = rows
+    keys = [record["key"] for name, _ in parts for record in records.each_record(name, ["run"])]
+    assert sum(int(n) for _, n in parts) == len(keys) and (last, int(total)) == ("together", len({*keys}))
+    assert f"<p>{total} runs on" in text
+
+
 def test_same_records_same_bytes(page):
     before = page.read_bytes()
     assert report.write_report("smoke").read_bytes() == before

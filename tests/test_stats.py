@@ -9,8 +9,6 @@ from dmlstudy.core import generator, make_run
 from dmlstudy.embeddings import class_intervals
 from dmlstudy.feeds import Feed, splits_of
 from dmlstudy.kept import _Best
-from dmlstudy.metrics.verification import verification
-from dmlstudy.models.lite import _Tail
 from dmlstudy.rules import SELECTIONS, places
 from dmlstudy.sequences import LOOKS, e_value, look_interval, race, sequence_interval
 from dmlstudy.stats import crossed_interval
@@ -115,27 +113,6 @@ def test_validation_shares_no_class_and_no_image_with_training():
             train, held = ({*parts[name].class_names} for name in ("train", "validation"))
             whole = {*splits_of(make_run(TINY, dataset=dataset, fold=None))["train"].class_names}
             assert held and not train & held and train | held == whole
-
-
-def test_a_list_whose_parts_share_classes_in_either_place_has_no_interval(rng):
-    """Shared in the second place alone: a look at the first would not see it."""
-    y = np.repeat(np.arange(60), 4)
-    f = rng.normal(size=(60, 8))[y] + 0.6 * rng.normal(size=(240, 8))
-    same = [(4 * c, 4 * c + 1, 1) for c in range(60)]
-    for across in (lambda c: c - 1, lambda c: c // 6 * 6 + (c + 1) % 6):  # of the part before; of the same part
-        for turn in (1, -1):
-            pairs = same + [(*(4 * c, 4 * (across(c) % 60) + 2)[::turn], 0) for c in range(60)]
-            found = verification(f, y, pairs)
-            assert np.isnan(found["low"]) == np.isnan(found["high"]) == (across(6) == 5)
-
-
-def test_the_tail_divides_by_the_networks_own_epsilon():
-    """Where the variance is as small as epsilon, the default of torch would give 1.4 times as much."""
-    tail = _Tail(4, 4).eval()
-    with torch.no_grad():
-        tail.conv.weight.copy_(torch.eye(4))
-        tail.bn.running_var.fill_(1e-3)
-    assert tail(torch.full((1, 1, 4), 0.1)).tolist()[0] == pytest.approx([0.1 / 0.002**0.5] * 4, rel=1e-5)
 
 
 def test_intervals_of_retrieval_hear_of_distractors():

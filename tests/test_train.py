@@ -29,8 +29,8 @@ TINY = {"dataset": "glyphs_many", "steps": 6, "eval_every": 3, "images_per_class
 
 
 def at_start(**fields) -> State:
-    run = make_run(TINY, **fields)
-    return start(run, Feed(run, splits_of(run), torch.device("cpu")), torch.device("cpu"))
+    run, device = make_run(TINY, **fields), torch.device("cpu")
+    return start(run, Feed(run, splits_of(run), device, METHODS[run.method].views), device)
 
 
 def stop_at(last: int) -> SimpleNamespace:
@@ -120,7 +120,7 @@ def test_learning_rates_along_a_cosine_go_on_after_a_stop():
 def test_simclr_sees_two_views_of_each_image(train_stem):
     fields = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 24}
     run = make_run(TINY, train_stem=train_stem, **fields)
-    feed = Feed(run, splits_of(run), torch.device("cpu"))
+    feed = Feed(run, splits_of(run), torch.device("cpu"), views=2)
     sampler, held, pairs = sampler_of(run, feed.labels["train"]), feed.inputs["train"], set()
     for indices, x, labels in feed.stream(sampler, 0, 12):
         assert indices.shape == (24,) and len(x) == len(labels) == 48 and len(indices.unique()) == 24
@@ -138,7 +138,7 @@ def test_simclr_learns_without_labels():
     fields = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 24, "steps": 3}
     run, ways = make_run(TINY, **fields), []
     for renamed in (False, True):
-        feed = Feed(run, splits_of(run), torch.device("cpu"))
+        feed = Feed(run, splits_of(run), torch.device("cpu"), views=2)
         if renamed:
             feed.labels["train"] = feed.labels["train"].flip(0) // 3
         state = start(run, feed, torch.device("cpu"))
@@ -158,7 +158,7 @@ def test_views_that_there_are_not_are_named():
     run = make_run(TINY, method="SimCLR", sampler="shuffle", samples_per_class=1, train_stem=True)
     splits = {k: dataclasses.replace(split, images=split.images[:, :1]) for k, split in splits_of(run).items()}
     with pytest.raises(ValueError, match="SimCLR asks for 2 different views of an image, and glyphs_many holds 1 of"):
-        Feed(run, splits, torch.device("cpu"))
+        Feed(run, splits, torch.device("cpu"), views=2)
 
 
 def test_mixed_tuples_are_mined_once_for_each_set_of_labels():

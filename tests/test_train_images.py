@@ -197,7 +197,7 @@ def test_simclr_on_cifar(place, monkeypatch, variant):
     record = train.fit(run, device="cpu", workers=0)
     assert content(train.fit(run, device="cpu", workers=2)) == content(record)
     assert set(record["curves"]) == {"train", "test"} and set(record["terms"]) == {"step", "loss", "sec", "total"}
-    feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"))
+    feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"), views=2)
     sampler = train.state.sampler_of(run, feed.labels["train"])
     indices, x, labels = next(iter(feed.stream(sampler, 0, 1)))
     assert x.shape == (12, 3, 32, 32) and torch.equal(labels, indices.repeat_interleave(2))
@@ -219,7 +219,7 @@ def test_two_views_of_images_on_disk(birds, pixels):
         prepare("cub200", decoded=True)
     fields = {"method": "SimCLR", "sampler": "shuffle", "samples_per_class": 1, "batch_size": 3, "pixels": pixels}
     run = make_run(BIRDS, **fields)
-    feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"))
+    feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"), views=2)
     sampler = train.state.sampler_of(run, feed.labels["train"])
     seen = list(feed.stream(sampler, 0, 2))
     for indices, x, labels in seen:

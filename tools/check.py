@@ -27,6 +27,7 @@ CHECKS = [  # name, commands, what it means when files change
 ]
 SLOW = [
     ("outputs", [["dmlstudy", "tables", "--profile", "glyphs"]], "outputs/ differ from what the records give"),
+    ("shown", [["python", "tools/same.py"]], "a notebook wrote into the tree"),
     ("slow", [["pytest", *TWO, "-m", "slow"]], "a test wrote into the tree"),
 ]
 

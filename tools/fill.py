@@ -4,13 +4,14 @@ import os
 import sys
 from pathlib import Path
 
+os.environ |= {"IN_TEST": "1", "TQDM_DISABLE": "1"}  # a bar that moves is nothing to keep
+
 from execnb.nbio import read_nb, write_nb
 from execnb.shell import CaptureShell
 from fastcore.foundation import working_directory
 from nbdev.config import get_config
 from nbdev.process import extract_directives
 
-os.environ["IN_TEST"] = "1"
 FLAGS = set(get_config().tst_flags.split())
 
 
@@ -22,12 +23,22 @@ def skipped(cell) -> bool:
     return found.get("eval:", [""])[0].lower() == "false" or bool(FLAGS & found.keys())
 
 
-for path in map(Path, sys.argv[1:]):
+def execute(path: Path):
+    """A notebook with what its cells print now; what one of them raises is shown, and raised."""
     notebook = read_nb(path)
     for cell in notebook.cells:
         if cell.cell_type == "code" and not skipped(cell):
             cell.outputs = []  # the shell leaves those of a cell that prints nothing now
     shell = CaptureShell(path, mpl_format="png")  # nbdev's default, retina, stores four times the pixels
-    with working_directory(path.parent):
-        shell.run_all(notebook, exc_stop=True, preproc=skipped)
-    write_nb(notebook, path)
+    try:
+        with working_directory(path.parent):
+            shell.run_all(notebook, exc_stop=True, preproc=skipped)
+    except BaseException:
+        print(shell.prettytb(path), file=sys.stderr)
+        raise
+    return notebook
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]):
+        write_nb(execute(path), path)

@@ -16,9 +16,14 @@ const s = (tag, attributes = {}, ...children) => fill(document.createElementNS("
 // ------------------------------------------------------------------ data
 let meta, columns
 async function unpack() {
-  const text = atob($("data").textContent.trim()),
-    bytes = new Uint8Array(text.length)
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i)
+  // 13 bits stand in two letters of 91, from # to ~ without <
+  const [length, text] = $("data").textContent.trim().split(" "),
+    letter = i => text.charCodeAt(i) - (text.charCodeAt(i) > 60 ? 36 : 35),
+    bytes = new Uint8Array(+length)
+  for (let i = 0, n = 0, held = 0, bits = 0; i < text.length; i += 2) {
+    held = (held << 13) | (91 * letter(i) + letter(i + 1))
+    for (bits += 13; bits >= 8; held &= (1 << bits) - 1) bytes[n++] = held >> (bits -= 8)
+  }
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))
   const buffer = await new Response(plain).arrayBuffer()
   let at = 4 + new DataView(buffer).getUint32(0, true)
@@ -78,7 +83,8 @@ const methodOf = i => meta.methods[columns.method[i]]
 const replicateOf = i => meta.replicates[columns.replicate[i]]
 const settingOf = i => meta.settings[columns.setting[i]]
 const metricOf = name => meta.metrics.find(one => one.name == name) ?? { name, title: name, percent: false }
-const titleOf = data => meta.datasets.find(one => one.name == data)?.title ?? data
+const partOf = data => meta.datasets.find(one => one.name == data)
+const titleOf = data => partOf(data)?.title ?? data
 const inWords = setting => (setting ? setting.replaceAll("=", " ").replaceAll("_", " ").replaceAll(";", ",") : "as in the study")
 
 // ------------------------------------------------------------------ statistics
@@ -229,22 +235,24 @@ function choose(name, options, otherwise) {
   return found
 }
 function select(name, label, options, value, change) {
-  // options: names, or [name, words]
-  const pairs = options.map(one => (Array.isArray(one) ? one : [one, one]))
+  // options: names, [name, words], or groups of these
+  const entry = one =>
+    one.group ? h("optgroup", { label: one.group }, one.options.map(entry)) : h("option", { value: one[0], selected: one[0] == value }, one[1])
+  const named = one => (one.group || Array.isArray(one) ? one : [one, one])
   const node = h(
     "select",
     { id: `choose-${name}`, onchange: event => go(change ? change(event.target.value) : { [name]: event.target.value }) },
-    pairs.map(([name, words]) => h("option", { value: name, selected: name == value }, words)),
+    options.map(one => entry(named(one))),
   )
   return h("label", {}, label, node)
 }
 const dataControl = (options, value) =>
   select(
     "data",
-    "Data set",
+    "Data",
     options.map(name => [name, titleOf(name)]),
     value,
-    data => ({ data, setting: "", replicate: "" }),
+    data => ({ data, setting: "", replicate: "", rule: "" }),
   )
 const ruleControl = value =>
   select(
@@ -257,9 +265,9 @@ const hasValues = (runs, metric, rule) => {
   const v = values(metric, rule)
   return runs.some(i => !isNaN(v[i]))
 }
-function metricAndRule(runs, controls) {
+function metricAndRule(data, runs, controls) {
   const rules = meta.rules.map(one => one.name).filter(rule => hasValues(runs, "recall@1", rule))
-  const rule = choose("rule", rules.length ? rules : ["last"], "validation")
+  const rule = choose("rule", rules.length ? rules : ["last"], partOf(data).rule)
   const known = meta.metrics.filter(one => hasValues(runs, one.name, rule))
   const metric = choose(
     "metric",
@@ -364,15 +372,15 @@ function range(numbers, far = []) {
   return [low - 0.04 * room, high + 0.04 * room]
 }
 
-// Rows of points with intervals. row: label, mean, low, high, points, mark, tone, shade, text, brief, href, told
+// Rows of points with intervals, on a narrow screen below their names. row: label, mean, low, high, points, mark, tone, shade, text, href, told
 function dots(rows, { metric, label, zero = null, band = null, sign = false, beside = [] }) {
   const w = width(),
     narrow = w < 600,
-    line = 23,
+    line = narrow ? 42 : 23,
     top = rows.length > 15 ? 26 : 6,
-    text = row => (narrow ? (row.brief ?? row.text) : row.text) ?? ""
-  const left = Math.min(Math.max(...[...rows, ...beside].map(row => long(row.label, row.shade))) + 14, w * (narrow ? 0.5 : 0.42))
-  const right = Math.max(...rows.map(row => long(text(row), true))) + 14,
+    text = row => row.text ?? ""
+  const left = narrow ? 12 : Math.min(Math.max(...[...rows, ...beside].map(row => long(row.label, row.shade))) + 14, w * 0.42)
+  const right = narrow ? 12 : Math.max(...rows.map(row => long(text(row), true))) + 14,
     bottom = top + rows.length * line
   const own = [...rows, ...beside].flatMap(row => [row.mean, ...(row.points ?? []).map(p => p.value)])
   const [low, high] = range(
@@ -396,7 +404,10 @@ function dots(rows, { metric, label, zero = null, band = null, sign = false, bes
     s("text", { x: Math.min((left + w - right) / 2, w - long(label) / 2), y: bottom + 33, "text-anchor": "middle", class: "quiet" }, label),
   )
   rows.forEach((row, i) => {
-    const y = top + (i + 0.5) * line,
+    const middle = top + (i + 0.5) * line,
+      y = narrow ? middle + 9 : middle,
+      name = narrow ? middle - 9 : middle,
+      room = narrow ? w - long(text(row), true) - 12 : left - 12,
       marks = s("g", { class: `mark ${row.tone ?? "m" + row.mark}` })
     if (Number.isFinite(row.low + row.high) && row.high > low && row.low < high)
       marks.append(s("line", { x1: x(row.low), x2: x(row.high), y1: y, y2: y }))
@@ -408,10 +419,14 @@ function dots(rows, { metric, label, zero = null, band = null, sign = false, bes
     for (const point of row.points ?? []) marks.append(shape(row.mark, x(point.value), y, 0.55, "small"))
     if (row.mean >= low && row.mean <= high) marks.append(shape(row.mark, x(row.mean), y))
     const node = [
-      s("rect", { x: 0, y: y - line / 2, width: w, height: line, class: "hit" }),
-      s("text", { x: left - 10, y, "text-anchor": "end", class: `label${row.shade ? " bold" : ""}` }, cut(row.label, left - 12, row.shade)),
+      s("rect", { x: 0, y: middle - line / 2, width: w, height: line, class: "hit" }),
+      s(
+        "text",
+        { x: narrow ? 2 : left - 10, y: name, "text-anchor": narrow ? "start" : "end", class: `label${row.shade ? " bold" : ""}` },
+        cut(row.label, room, row.shade),
+      ),
       marks,
-      s("text", { x: w - 2, y, "text-anchor": "end", class: row.shade ? "bold" : "" }, text(row)),
+      s("text", { x: w - 2, y: name, "text-anchor": "end", class: row.shade ? "bold" : "" }, text(row)),
     ]
     out.append(
       row.href ? s("a", { href: row.href, "aria-label": row.told, ...tell(row.told) }, node) : s("g", row.told ? tell(row.told) : {}, node),
@@ -455,10 +470,11 @@ function lines(all, { xLabel, yLabel, label, percent = true, height = 400, verti
   out.append(caption((left + w - right) / 2, height - 12, "middle", xLabel))
   out.append(s("text", { transform: `translate(12,${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle", class: "quiet" }, yLabel))
   verticals.forEach(([v, words], i) => {
-    const near = x(v) + long(words) > w - right
+    const near = x(v) + long(words) > w - right,
+      place = near ? Math.max(x(v) - 6, long(words)) : x(v) + 6 // never beyond the left edge
     out.append(
       stroke(x(v), 12 + 17 * i, x(v), bottom, "axis dashed"),
-      s("text", { x: x(v) + (near ? -6 : 6), y: 10 + 17 * i, "text-anchor": near ? "end" : "start", class: "quiet" }, words),
+      s("text", { x: place, y: 10 + 17 * i, "text-anchor": near ? "end" : "start", class: "quiet" }, words),
     )
   })
   const tone = line => line.tone ?? (line.strong ? `m${line.mark}` : "soft-mark")
@@ -585,7 +601,7 @@ function methods() {
   const data = choose("data", sets, sets[0]),
     all = runsWhere(data)
   controls.push(dataControl(sets, data))
-  const [metric, rule] = metricAndRule(all, controls),
+  const [metric, rule] = metricAndRule(data, all, controls),
     setting = settings(all, controls)
   const papers = [...new Set(all.map(i => methodOf(i).paper))],
     rows = choose("rows", ["all", ...papers], "all")
@@ -600,7 +616,9 @@ function methods() {
   const table = byMethod(runs, values(metric.name, rule)),
     ids = [...table.keys()]
   const most = Math.max(...ids.map(id => table.get(id).size)),
-    seeds = [...new Set(ids.flatMap(id => [...table.get(id).keys()]))]
+    every = [...new Set(ids.flatMap(id => [...table.get(id).keys()]))],
+    having = every.map(seed => ids.filter(id => table.get(id).has(seed)).length),
+    seeds = every.filter((_, k) => having[k] == Math.max(...having)) // those that most methods share
   const whole = ids.filter(id => seeds.every(seed => table.get(id).has(seed))),
     ties = new Set()
   if (metric.better) tied(whole.map(id => seeds.map(seed => table.get(id).get(seed)))).forEach((yes, i) => yes && ties.add(whole[i]))
@@ -612,7 +630,6 @@ function methods() {
       label: row.name,
       shade: ties.has(row.id),
       text: plus(row, metric),
-      brief: write(row.mean, metric),
       href: address("replicates", { data, metric: metric.name, rule, setting, method: [row.name] }),
       told: `${row.name}: ${plus(row, metric)}, ${many(row.n, "replicate")}${ties.has(row.id) ? ", among the best" : ""}. Open its replicates.`,
     }))
@@ -633,7 +650,8 @@ function methods() {
         : most < 2
           ? "With one replicate no method can be called better than another. "
           : "") +
-      (fewer && best.length ? `${many(fewer, "method")} with fewer replicates ${fewer == 1 ? "is" : "are"} not tested. ` : "") +
+      (best.length && seeds.length < most ? `Tested on the ${seeds.length} replicates that ${fewer ? "most" : "all"} methods share; the means are over all that each has. ` : "") +
+      (fewer && best.length ? `${many(fewer, "method")} without these ${fewer == 1 ? "is" : "are"} not tested. ` : "") +
       (most == 2 ? "Two replicates make very wide intervals; arrows show that they go on." : "")
   const names = [...new Set(all.filter(i => settingOf(i) == setting).map(i => methodOf(i).name))].sort((a, b) => a.localeCompare(b, "en"))
   const boxes = h(
@@ -779,37 +797,35 @@ function trials() {
 
 function classShares(data, rule, method) {
   // recall at 1 of each class, mean over replicates; null: not recorded
-  const d = meta.datasets.find(one => one.name == data),
-    r = meta.rules.findIndex(one => one.name == rule),
-    m = d?.classMethods?.indexOf(meta.methods.findIndex(one => one.name == method)) ?? -1
-  if (m < 0 || r < 0) return null
-  const n = d.classes,
-    at = (r * d.classMethods.length + m) * n,
-    codes = columns[`classes ${data}`].subarray(at, at + n)
-  return codes[0] == NONE ? null : Float64Array.from(codes, code => code / 1800)
+  const d = partOf(data),
+    m = meta.methods.findIndex(one => one.name == method),
+    row = d.rows.findIndex(one => one[0] == m && one[1] == rule),
+    codes = columns[`classes ${data}`]
+  return row < 0 ? null : Float64Array.from({ length: d.classes }, (_, k) => ((codes[(row + 1) * d.classes + k] + codes[k]) & 255) / 100)
 }
+const sheetOf = data => meta.sheets[partOf(data).sheet]
+const sheetAddress = data =>
+  remember(`sheet|${partOf(data).sheet}`, () => URL.createObjectURL(new Blob([columns[`pictures ${partOf(data).sheet}`]], { type: "image/webp" })))
 function picture(data, k, size) {
-  const d = meta.datasets.find(one => one.name == data)
-  if (!d.side) return h("span", { class: "picture", "aria-hidden": true }, k + 1)
-  const url = remember(`sheet|${data}`, () => URL.createObjectURL(new Blob([columns[`pictures ${data}`]], { type: "image/webp" })))
-  const node = h("span", { class: "picture", role: "img", "aria-label": `an image of class ${k + 1}` }),
-    scale = size / d.side
+  const sheet = sheetOf(data)
+  if (!sheet) return h("span", { class: "picture", "aria-hidden": true }, k + 1)
+  const node = h("span", { class: "picture", role: "img", "aria-label": `an image of class ${k + 1}` })
   Object.assign(node.style, {
-    backgroundImage: `url(${url})`,
-    backgroundSize: `${d.columns * size}px auto`,
-    backgroundPosition: `-${(k % d.columns) * size}px -${Math.floor(k / d.columns) * size}px`,
+    backgroundImage: `url(${sheetAddress(data)})`,
+    backgroundSize: `${sheet.columns * size}px auto`,
+    backgroundPosition: `-${(k % sheet.columns) * size}px -${Math.floor(k / sheet.columns) * size}px`,
     width: `${size}px`,
     height: `${size}px`,
-    imageRendering: scale > 2 ? "pixelated" : "auto",
   })
   return node
 }
 const nameOfClass = (data, k) => {
-  const text = meta.datasets.find(one => one.name == data).names?.[k].replace(/^U\+[0-9A-F]+ /, "") ?? `class ${k + 1}`
-  return text[0].toUpperCase() + text.slice(1)
+  const text = sheetOf(data)?.names[k].replace(/^U\+[0-9A-F]+ /, "") ?? `class ${k + 1}`
+  return (text[0].toUpperCase() + text.slice(1)).replaceAll("_", " ").replace("/", " ")
 }
 function pair() {
-  const sets = meta.datasets.filter(one => one.classMethods?.length > 1).map(one => one.name),
+  const methodsOf = d => [...new Set(d.rows.map(row => row[0]))],
+    sets = meta.datasets.filter(one => methodsOf(one).length > 1).map(one => one.name),
     controls = []
   if (!sets.length)
     return empty(
@@ -819,12 +835,15 @@ function pair() {
   const data = choose(
       "data",
       sets,
-      sets.find(name => meta.datasets.find(one => one.name == name).side),
+      sets.find(name => sheetOf(name)),
     ),
-    d = meta.datasets.find(one => one.name == data)
-  const rules = meta.rules.map(one => one.name).filter(rule => d.classMethods.some(m => classShares(data, rule, meta.methods[m].name)))
-  const rule = choose("rule", rules, "validation"),
-    all = d.classMethods.map(m => meta.methods[m].name).filter(name => classShares(data, rule, name))
+    d = partOf(data),
+    sheet = sheetOf(data)
+  const rules = meta.rules.map(one => one.name).filter(rule => d.rows.some(row => row[1] == rule))
+  const rule = choose("rule", rules, d.rule),
+    all = methodsOf(d)
+      .map(m => meta.methods[m].name)
+      .filter(name => classShares(data, rule, name))
   const names = [...all].sort((a, b) => a.localeCompare(b, "en")),
     recall = values("recall@1", rule),
     runs = runsWhere(data, i => settingOf(i) == "")
@@ -883,8 +902,7 @@ function pair() {
     ),
   )
   const said = k => `${nameOfClass(data, k)}: ${A} ${(100 * a[k]).toFixed(0)} %, ${B} ${(100 * b[k]).toFixed(0)} %`,
-    size = order.length <= 130 && d.side ? (w > 420 ? 20 : 14) : 0
-  const sheet = size && picture(data, 0, size).style.backgroundImage.slice(5, -2)
+    size = order.length <= 130 && sheet ? (w > 420 ? 20 : 14) : 0
   for (const k of order)
     plot.append(
       size
@@ -895,10 +913,14 @@ function pair() {
               y: up(b[k]) - size / 2,
               width: size,
               height: size,
-              viewBox: `${(k % d.columns) * d.side} ${Math.floor(k / d.columns) * d.side} ${d.side} ${d.side}`,
+              viewBox: `${(k % sheet.columns) * sheet.side} ${Math.floor(k / sheet.columns) * sheet.side} ${sheet.side} ${sheet.side}`,
               ...tell(said(k)),
             },
-            s("image", { href: sheet, width: d.columns * d.side, height: Math.ceil(order.length / d.columns) * d.side }),
+            s("image", {
+              href: sheetAddress(data),
+              width: sheet.columns * sheet.side,
+              height: Math.ceil(order.length / sheet.columns) * sheet.side,
+            }),
           )
         : s("g", { class: "ink", opacity: 0.45, ...tell(said(k)) }, shape(0, at(a[k]), up(b[k]), order.length > 200 ? 0.6 : 0.9)),
     )
@@ -921,13 +943,13 @@ function pair() {
     some.length ? cards(some) : h("p", {}, `None: ${other} is ahead or equal on all.`),
   ]
   return {
-    title: `${A} is better on ${ahead} classes, ${B} on ${behind}${order.length > ahead + behind ? `, equal on ${order.length - ahead - behind}` : ""}`,
+    title: `${A} is better on ${ahead} classes, ${B} on ${behind}${order.length > ahead + behind ? `, alike on ${order.length - ahead - behind}` : ""}`,
     controls,
     lead:
       (effect
         ? `Over all classes, the first method minus the second is ${signed(write(effect.mean, points, 1))}${effect.n > 1 ? ` (95 % interval ${signed(write(effect.low, points, 1))} to ${signed(write(effect.high, points, 1))})` : ""} points of recall at 1, over ${many(effect.n, "shared replicate")}. `
         : "") +
-      `Each ${size ? "picture" : "point"} is a test class: below the diagonal the first method is better. Shares are means over replicates; with few images a class, single differences are mostly chance.`,
+      `Each ${size ? "picture" : "point"} is a test class: below the diagonal the first method is better. Shares are means over replicates, to a point; with few images a class, single differences are mostly chance.`,
     figure: [
       h(
         "div",
@@ -995,13 +1017,18 @@ function curves() {
     ),
     select("replicate", "Replicate", replicates, replicate),
   )
-  const parts = { test: "test classes", validation: "held-out classes", train: "training classes" },
+  const names = { test: "test classes", validation: "held-out classes", train: "training classes" },
+    there = Object.keys(names).filter(part =>
+      meta.curves.some((one, c) => one.part == part && one.metric == metric.name && runs.some(i => curve(c, i).some(Number.isFinite))),
+    ),
+    part = choose("part", ["all", ...there], "all"),
+    parts = Object.fromEntries(Object.entries(names).filter(([name]) => part == "all" || name == part)),
     steps = meta.steps[columns.steps[run]],
     all = []
   meta.curves.forEach(
     (one, c) =>
       one.metric == metric.name &&
-      Object.keys(parts).forEach((part, mark) => {
+      Object.keys(parts).forEach(part => {
         if (one.part != part) return
         for (const i of runs) {
           const points = curve(c, i)
@@ -1010,7 +1037,7 @@ function curves() {
           if (points.length)
             all.push({
               name: parts[part],
-              mark: [0, 1, 3][mark],
+              mark: { test: 0, validation: 1, train: 3 }[part],
               tone: i == run ? "ink-mark" : "soft-mark",
               dashed: part == "validation",
               points,
@@ -1021,12 +1048,13 @@ function curves() {
         }
       }),
   )
+  if (there.length > 1) controls.push(select("part", "Classes", [["all", "all"], ...there.map(part => [part, names[part]])], part))
   const at = new Map()
   for (const rule of meta.rules) {
     const step = Math.round(values("step", rule.name)[run])
     if (Number.isFinite(step)) at.set(step, [...(at.get(step) ?? []), rule.short])
   }
-  const test = all.find(line => line.strong && line.name == parts.test),
+  const test = all.find(line => line.strong && line.name == names.test),
     peak = test && test.points.reduce((a, b) => (b[1] > a[1] ? b : a))
   const title =
     steps.length < 2
@@ -1063,6 +1091,29 @@ function curves() {
   }
 }
 
+const soFar = x => x.map((_, k) => ({ k: k + 1, ...interval(x.slice(0, k + 1)), wide: anytime(x.slice(0, k + 1)) }))
+function sequence(rows, so, { mark, tone, what, looked, verticals, ...axes }) {
+  // values in the order in which they came; with `looked` also the interval that holds at every look
+  const more = { mark, tone, strong: true }
+  const all = [
+    { ...more, name: "", points: rows.map((row, k) => [k + 1, row.value]), told: `${what}: ${many(rows.length, "replicate")}` },
+    { ...more, name: "mean so far", points: so.map(e => [e.k, e.mean]), bare: true, joined: true, band: so.map(e => [e.k, e.low, e.high]) },
+  ]
+  for (const side of looked ? [-1, 1] : [])
+    all.push({
+      ...more,
+      name: side > 0 ? "at every look" : "",
+      dashed: true,
+      joined: true,
+      bare: true,
+      points: so.map(e => [e.k, e.mean + side * e.wide]).filter(p => Number.isFinite(p[1])),
+    })
+  return lines(
+    all.filter(line => line.points.length),
+    { xLabel: "replicates", whole: true, joined: false, height: 380, verticals: verticals ?? [], ...axes },
+  )
+}
+
 function replicates() {
   const sets = dataNames(),
     controls = []
@@ -1079,7 +1130,7 @@ function replicates() {
       method: name ? [method, name] : [method],
     })),
   )
-  const [metric, rule] = metricAndRule(own, controls),
+  const [metric, rule] = metricAndRule(data, own, controls),
     v = values(metric.name, rule),
     second = new Map(
       runsWhere(data, i => other && methodOf(i).name == other && settingOf(i) == setting).map(i => [columns.replicate[i], v[i]]),
@@ -1096,37 +1147,14 @@ function replicates() {
       ),
       controls,
     }
-  const so = x.map((_, k) => ({ k: k + 1, ...interval(x.slice(0, k + 1)), wide: anytime(x.slice(0, k + 1)) })),
+  const so = soFar(x),
     last = so.at(-1),
     what = other ? `${method} less ${other}` : method,
     mark = meta.methods.find(one => one.name == method).mark
   const text = e =>
     (other ? signed(write(e.mean, metric, 1)) : write(e.mean, metric, 1)) +
     (Number.isFinite(e.half) ? ` ± ${write(e.half, metric, 1)}` : "")
-  const all = [
-    { name: "", mark, points: rows.map((row, k) => [k + 1, row.value]), strong: true, told: `${what}: ${many(rows.length, "replicate")}` },
-    {
-      name: "mean so far",
-      mark,
-      points: so.map(e => [e.k, e.mean]),
-      strong: true,
-      bare: true,
-      joined: true,
-      band: so.map(e => [e.k, e.low, e.high]),
-    },
-  ]
-  for (const side of [-1, 1])
-    all.push({
-      name: side > 0 ? "at every look" : "",
-      mark,
-      dashed: true,
-      joined: true,
-      bare: true,
-      strong: true,
-      points: so.map(e => [e.k, e.mean + side * e.wide]).filter(p => Number.isFinite(p[1])),
-    })
-  const zero = other && last.low < 0 && last.high > 0,
-    known = all.filter(line => line.points.length)
+  const zero = other && last.low < 0 && last.high > 0
   const title =
     x.length < 2
       ? `${what}: one replicate, so no interval yet`
@@ -1138,15 +1166,14 @@ function replicates() {
     controls,
     lead: `Each mark is a replicate, in order. The line is the mean of those so far, the band its 95 % interval for a number of replicates that was fixed before. ${Number.isFinite(last.wide) ? "Dashed: the interval that holds even if one looks after each replicate and stops when pleased. " : "An interval that holds at every look needs four or five replicates. "}${x.length == 1 ? "Train more seeds to see how much this value varies." : ""}`,
     figure: [
-      lines(known, {
-        xLabel: "replicates",
+      sequence(rows, so, {
+        mark,
+        what,
+        looked: true,
         yLabel: (other ? "difference, " : "") + (metric.percent ? (other ? "points" : unit(metric)) : metric.title),
         label: `${metric.title} by replicate, ${what}, ${titleOf(data)}`,
         percent: metric.percent,
-        whole: true,
-        joined: false,
         zero: !!other,
-        height: 380,
       }),
     ],
     more: [
@@ -1166,7 +1193,15 @@ function replicates() {
 }
 
 const VERDICTS = { reproduced: "✓", "not reproduced": "○", contradicted: "✕", inconclusive: "?", "not asked": "–" }
-const verdict = text => h("span", { class: "verdict", role: "img", title: text, "aria-label": text }, VERDICTS[text] ?? text)
+const LATER = { "above delta": "✓", "positive, size open": "+", negligible: "○", reversed: "✕", open: "?" } // of later ledgers
+const LEDGERS = {
+  2: "Second ledger: one rate for all",
+  3: "Third ledger: tuned and stopped",
+  4: "Fourth ledger: objectives against contrastive and softmax",
+  5: "Fifth ledger: what decides whether SEC helps",
+  6: "Sixth ledger: what is varied beside the loss",
+}
+const verdict = text => h("span", { class: "verdict", role: "img", title: text, "aria-label": text }, VERDICTS[text] ?? LATER[text] ?? text)
 const claimText = (value, unit) =>
   !Number.isFinite(value)
     ? ""
@@ -1174,76 +1209,231 @@ const claimText = (value, unit) =>
       ? `× ${(10 ** value).toPrecision(2)}`
       : signed(unit == "points" ? (100 * value).toFixed(1) : value.toFixed(2))
 const about = { "+": "It claims an effect above", "-": "It claims an effect below", 0: "It claims no effect: within" }
+const inWordsLater = text => (text == "above delta" ? "above its size of interest" : text)
+const effectOf = (id, of) => {
+  const all = meta.ledgers.flatMap(ledger => ledger.effects).filter(e => e.id == id)
+  return all.find(e => e.of == of) ?? all[0]
+}
+function claimMenu(id) {
+  const first = meta.claims.map(one => [one.id, `${one.id}: ${one.statement}`])
+  const later = meta.ledgers.map(ledger => ({
+    group: LEDGERS[ledger.version],
+    options: [...new Map(ledger.effects.map(e => [e.id, `${e.id}: ${e.statement}`]))],
+  }))
+  const options = [["", "all claims"], ...later, ...(later.length && first.length ? [{ group: "First ledger", options: first }] : first)]
+  return select("claim", "Claim", options, id, claim => ({ claim, data: "", of: "" }))
+}
+function allClaims(menu) {
+  const count = (symbols, verdicts) =>
+    Object.keys(symbols)
+      .map(name => [name, verdicts.filter(one => one == name).length])
+      .filter(([, n]) => n)
+  const key = (counts, words = text => text) =>
+    h(
+      "ul",
+      { class: "key" },
+      counts.map(([name, n]) => h("li", {}, verdict(name), ` ${words(name)} (${n})`)),
+    )
+  const line = (id, statement, marks) =>
+    h("li", {}, h("a", { href: address("claims", { claim: id }) }, h("b", {}, id), h("span", {}, statement), h("span", { class: "marks" }, marks)))
+  const later = meta.ledgers.map(ledger => {
+    const ids = [...new Set(ledger.effects.map(e => e.id))]
+    return [
+      h("h2", {}, LEDGERS[ledger.version]),
+      h(
+        "ul",
+        { class: "claims" },
+        ids.map(id => {
+          const own = ledger.effects.filter(e => e.id == id),
+            counts = count(
+              LATER,
+              own.map(e => e.verdict),
+            )
+          return line(
+            id,
+            own[0].statement,
+            counts.map(([name, n]) => h("span", {}, verdict(name), own.length > 1 ? ` ${n}` : "")),
+          )
+        }),
+      ),
+    ]
+  })
+  const all = [...new Set(meta.claims.flatMap(one => one.results).map(r => r.dataset))].sort((a, b) => (a == "all") - (b == "all")),
+    papers = [...new Set(meta.claims.map(one => one.paper))]
+  const first = papers.map(paper => [
+    h("h2", {}, `First ledger: ${paper}`),
+    h(
+      "ul",
+      { class: "claims" },
+      meta.claims
+        .filter(one => one.paper == paper)
+        .map(one =>
+          line(
+            one.id,
+            one.statement,
+            all.map(name => one.results.find(r => r.dataset == name)).map(r => (r ? verdict(r.verdict) : h("span", { class: "verdict" }))),
+          ),
+        ),
+    ),
+  ])
+  const effects = meta.ledgers.flatMap(ledger => ledger.effects),
+    counts = count(
+      LATER,
+      effects.map(e => e.verdict),
+    ),
+    before = count(
+      VERDICTS,
+      meta.claims.flatMap(one => one.results).map(r => r.verdict),
+    ),
+    n = (counts, name) => counts.find(one => one[0] == name)?.[1] ?? 0
+  return {
+    title: effects.length
+      ? `Of ${effects.length} effects ${n(counts, "above delta")} are above their size of interest, ${n(counts, "reversed")} reversed`
+      : `${n(before, "reproduced")} verdicts of ${before.reduce((a, b) => a + b[1], 0)} are “reproduced”, ${n(before, "contradicted")} “contradicted”`,
+    controls: [menu],
+    lead:
+      (effects.length
+        ? "Each claim was written down before the replicates were drawn that decide it; the numbers count its effects, mostly one a loss, by verdict. "
+        : "") +
+      (all.length ? `In the first ledger a mark is the verdict on one data set, from left to right: ${all.map(short).join(", ")}. ` : "") +
+      "Open a claim for its effects and all runs behind them.",
+    figure: [effects.length ? [key(counts, inWordsLater), later] : [], before.length ? [h("h2", {}, "First ledger"), key(before), first] : []],
+    more: [],
+  }
+}
+function laterClaim(ledger, id, menu) {
+  const effects = ledger.effects.filter(e => e.id == id),
+    names = effects.map(e => e.of),
+    e = effects[names.indexOf(choose("of", names, names[0]))],
+    points = e.kind == "gain" && e.scale == 100,
+    what = { mean: "mean over losses", every: "the smallest of all losses", all: "all objectives" }
+  const digits = v => signed(v.toFixed(2)),
+    text = e => (e.look ? `${digits(e.effect)} [${digits(e.low)}, ${digits(e.high)}]` : "no replicates yet"),
+    least = e.over == "every" && e.pairs.map((_, j) => mean(e.found.slice(0, e.look).map(row => row[j]))),
+    worst = least && least.indexOf(Math.min(...least)),
+    series = e.found.map(v => (e.over == "every" ? v[worst] : Array.isArray(v) ? mean(v) : v))
+  const rows = series.map((value, k) => ({ name: `replicate ${e.first + k}`, value })),
+    so = soFar(series),
+    mark = meta.methods.find(one => one.name == e.pairs[0]?.[0].split(" | ")[0])?.mark ?? 0
+  const drawn = effects
+    .filter(one => one.look)
+    .sort((a, b) => (effects.length > 10 ? b.effect - a.effect : 0))
+    .map(one => ({
+      label: `${LATER[one.verdict]} ${one.of}`,
+      mean: one.effect,
+      low: one.low,
+      high: one.high,
+      mark: 0,
+      tone: "ink-mark",
+      shade: one == e,
+      text: text(one),
+      href: address("claims", { claim: id, of: one.of }),
+      told: `${what[one.of] ?? one.of}: ${inWordsLater(one.verdict)}, ${text(one)}, ${many(one.look, "replicate")}`,
+    }))
+  const metric = metricOf(e.metric == "lost" ? "recall@1" : e.metric),
+    at = (view, pair, setting) =>
+      address(view, { data: ledger.part, method: pair, metric: metric.name, rule: e.metric == "lost" ? "last" : e.rule, setting })
+  const links = (pair, j) => {
+    // a row is a method, or METHOD | SETTING
+    const sides = pair.map(row => row.split(" | ")),
+      [[a, own], [b, others]] = sides,
+      together = own == others && a != b
+    const way = (methods, setting, words) => h("a", { href: at("replicates", methods, setting) }, words),
+      ways = together
+        ? (own ? [own] : e.settings).map(setting => way([a, b], setting, setting ? inWords(setting) : "its replicates"))
+        : sides.map(([method, setting], k) => way([method], setting ?? e.settings[0], pair[k]))
+    return [
+      pair.join(" less "),
+      digits(e.found.length && Array.isArray(e.found[0]) ? mean(e.found.slice(0, e.look || undefined).map(row => row[j])) : mean(series)),
+      ways.map((link, k) => [k ? ", " : "", link]),
+      together && !own && partOf(ledger.part).rows.length ? h("a", { href: address("pair", { data: ledger.part, method: [a, b] }) }, "by class") : "",
+    ]
+  }
+  const rule = meta.rules.find(one => one.name == e.rule)?.title ?? e.rule,
+    u = points ? " points" : ""
+  const asking =
+    (e.kind == "correlation"
+      ? `${metric.title} with ${metricOf(e.with).title}, over objectives`
+      : e.metric == "lost"
+        ? "Recall at 1 lost from the best evaluation to the last"
+        : `${metric.title}, ${rule}`) +
+    (e.rates ? (e.rates == "own" ? ", each arm at its own rate" : ", mean over equal rates") : "") +
+    (e.less ? ", and what is gained more than in another setting" : "")
+  return {
+    title: `“${e.statement}”: ${e.look ? inWordsLater(e.verdict) : "not asked yet"} (${what[e.of] ?? e.of})`,
+    controls: [
+      menu,
+      names.length > 1 &&
+        select(
+          "of",
+          "Effect",
+          names.map(name => [name, what[name] ?? name]),
+          e.of,
+        ),
+    ],
+    lead: `${LEDGERS[ledger.version]}. ${e.paper}: ${e.source.replace(/\?$/, "")}. ${asking}; smallest size of interest ${e.delta}${u}. ${e.look ? `Here: ${text(e)}${u}, after ${e.look} of at most ${many(ledger.cap, "replicate")}.` : "No replicate was drawn yet."}${e.new_low === null ? "" : ` For new characters, too: [${digits(e.new_low)}, ${digits(e.new_high)}].`}${e.printed === null ? "" : ` In print: ${digits(e.printed)}${e.beside ? ` (${e.beside})` : ""}.`}`,
+    figure: [
+      drawn.length
+        ? [
+            dots(drawn, {
+              metric: { percent: false },
+              zero: 0,
+              sign: true,
+              band: [-e.delta, e.delta],
+              label: `effect with its interval${points ? ", points" : ""}`,
+            }),
+            h("p", { class: "soft" }, "Shaded: effects too small to matter. Bold: the effect whose replicates are below."),
+          ]
+        : [],
+      series.length
+        ? [
+            h("h2", {}, `Each replicate: ${what[e.of] ?? e.of}`),
+            sequence(rows, so, {
+              mark,
+              what: e.statement,
+              yLabel: points ? "points" : e.kind,
+              label: `${e.statement}: what each replicate says`,
+              percent: false,
+              zero: true,
+              verticals: e.look ? [[e.look, `the verdict is of ${many(e.look, "replicate")}`]] : [],
+            }),
+          ]
+        : [],
+    ],
+    more: [
+      h(
+        "p",
+        { class: "soft" },
+        "The line is the mean of the replicates so far, the band its 95 % interval. The verdict has the interval of its look, which is a little wider, as the ledger may be looked at more than once.",
+      ),
+      e.pairs.length ? numbers([" Pair", "Effect", " Runs", " Classes"], e.pairs.map(links), `The runs behind it (${many(e.pairs.length, "pair")})`) : [],
+      e.kind == "correlation" && h("p", {}, h("a", { href: at("methods", []) }, "The objectives it is over")),
+      numbers(
+        ["Replicate", "Effect", "Mean so far", "From", "To"],
+        rows.map((row, k) => [row.name, digits(row.value), ...[so[k].mean, so[k].low, so[k].high].map(v => (Number.isFinite(v) ? digits(v) : ""))]),
+      ),
+      h("p", {}, h("a", { href: "#claims" }, "All claims")),
+    ],
+  }
+}
 function claims() {
-  if (!meta.claims.length)
+  if (!meta.claims.length && !meta.ledgers.length)
     return empty(
       "No claim has been tested yet",
       `The verdicts are written with the tables of the profile: dmlstudy tables --profile ${meta.profile}, then make the page again.`,
     )
-  const ids = meta.claims.map(one => one.id),
+  const ids = [...meta.ledgers.flatMap(ledger => ledger.effects.map(e => e.id)), ...meta.claims.map(one => one.id)],
     id = asked.claim ? choose("claim", ids) : "",
-    claim = meta.claims.find(one => one.id == id)
-  const menu = select(
-    "claim",
-    "Claim",
-    [["", "all claims"], ...meta.claims.map(one => [one.id, `${one.id}: ${one.statement}`])],
-    id ?? "",
-    claim => ({ claim, data: "" }),
-  )
-  if (!claim) {
-    const all = [...new Set(meta.claims.flatMap(one => one.results).map(r => r.dataset))].sort((a, b) => (a == "all") - (b == "all")),
-      count = Object.keys(VERDICTS).map(name => [name, meta.claims.flatMap(one => one.results).filter(r => r.verdict == name).length])
-    const papers = [...new Set(meta.claims.map(one => one.paper))]
-    return {
-      title: `${count[0][1]} verdicts of ${count.reduce((a, b) => a + b[1], 0)} are “reproduced”, ${count[2][1]} “contradicted”`,
-      controls: [menu],
-      lead:
-        "Each statement was turned into a test before its result was seen. A mark is its verdict on one data set, from left to right: " +
-        all.map(short).join(", ") +
-        ". Open a claim for its effect and all runs behind it.",
-      figure: [
-        h(
-          "ul",
-          { class: "key" },
-          count.map(([name, n]) => h("li", {}, verdict(name), ` ${name} (${n})`)),
-        ),
-        papers.map(paper => [
-          h("h2", {}, paper),
-          h(
-            "ul",
-            { class: "claims" },
-            meta.claims
-              .filter(one => one.paper == paper)
-              .map(one =>
-                h(
-                  "li",
-                  {},
-                  h(
-                    "a",
-                    { href: address("claims", { claim: one.id }) },
-                    h("b", {}, one.id),
-                    h("span", {}, one.statement),
-                    h(
-                      "span",
-                      { class: "marks" },
-                      all
-                        .map(name => one.results.find(r => r.dataset == name))
-                        .map(r => (r ? verdict(r.verdict) : h("span", { class: "verdict" }))),
-                    ),
-                  ),
-                ),
-              ),
-          ),
-        ]),
-      ],
-      more: [],
-    }
-  }
+    claim = meta.claims.find(one => one.id == id),
+    later = meta.ledgers.find(ledger => ledger.effects.some(e => e.id == id)),
+    menu = claimMenu(id)
+  if (later) return laterClaim(later, id, menu)
+  if (!claim) return allClaims(menu)
   const sets = claim.results.map(r => r.dataset),
     shown = claim.results.filter(r => r.runs.length).map(r => r.dataset),
     data = choose("data", sets, shown[0] ?? sets[0]),
     result = claim.results.find(r => r.dataset == data),
-    metric = metricOf(claim.metric),
+    metric = metricOf(meta.metrics.some(one => one.name == claim.metric) ? claim.metric : "recall@1"),
     nameSet = name => (name == "all" ? "all data sets together" : titleOf(name))
   const text = r =>
     r.verdict == "not asked"
@@ -1262,7 +1452,6 @@ function claims() {
       tone: "ink-mark",
       shade: r.dataset == data,
       text: text(r),
-      brief: claimText(r.effect, claim.unit),
       href: address("claims", { claim: id, data: r.dataset }),
       told: `${nameSet(r.dataset)}: ${r.verdict}, ${text(r)}, ${many(r.n, (r.counted ?? "").replace(/s$/, ""))}`,
     }))
@@ -1397,6 +1586,18 @@ function claims() {
                 ? "This is computed, not sampled: no run stands behind it."
                 : "No run of this profile stands behind it.",
           ),
+      claim.again.length && meta.ledgers.length
+        ? h(
+            "p",
+            {},
+            "Later ledgers ask it again, on drawings: ",
+            claim.again.map((at, k) => {
+              const [name, of] = at.split(/ (.*)/),
+                e = effectOf(name, of)
+              return e && [k ? ", " : "", h("a", { href: address("claims", { claim: name, of: e.of }) }, `${at}: ${inWordsLater(e.verdict)}`)]
+            }),
+          )
+        : [],
       h("p", {}, h("a", { href: "#claims" }, "All claims")),
     ],
   }
@@ -1420,6 +1621,7 @@ function draw(moved) {
           href: address(name, {
             ...keep,
             claim: name == "claims" ? asked.claim : null,
+            of: name == "claims" ? asked.of : null,
             data: asked.data == "all" ? null : asked.data,
             method:
               ["pair", "replicates", "curves"].includes(name) && asked.view != "trials" && asked.method.length < 3 ? asked.method : [],
@@ -1458,10 +1660,7 @@ unpack()
     $("foot").textContent = `${meta.about} ${many(meta.runs, "run")} and ${many(
       meta.trials.reduce((a, one) => a + one.scores.length, 0),
       "trial",
-    )} on ${meta.datasets
-      .filter(one => runsWhere(one.name).length)
-      .map(one => one.title)
-      .join(", ")}. ${meta.note} The address of the page holds what is shown: copy it to share a view. Nothing is loaded from elsewhere.`
+    )}. ${meta.note} The address of the page holds what is shown: copy it to share a view. Nothing is loaded from elsewhere.`
     draw(false)
     document.documentElement.dataset.ready = Math.round(performance.now())
   })

@@ -25,7 +25,7 @@ import torch
 from filelock import FileLock
 from PIL import Image, ImageOps
 
-from ..core import cache_dir, write_atomically
+from ..core import cache_dir, cores, write_atomically
 from .splits import Split, take
 
 # %% ../../nbs/11_data.files.ipynb #91542d6d
@@ -175,7 +175,7 @@ def write_decoded(
     decode = lambda name: _decode(files.folder, name, side, strict)
     with FileLock(path.with_name(".preparing.lock")):
         try:
-            with open(half, "wb") as f, ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
+            with open(half, "wb") as f, ThreadPoolExecutor(workers or min(8, cores())) as pool:
                 for start in range(0, len(paths), 512):  # bounds what waits in memory
                     part = paths[start : start + 512]
                     for name, (image, source) in zip(part, pool.map(decode, part), strict=True):
@@ -267,7 +267,7 @@ def unreadable(files: Files, workers: int | None = None) -> dict[str, str]:  # p
         except Exception as error:  # decoders raise many kinds
             return f"{type(error).__name__}: {error}"
 
-    with ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(workers or min(8, cores())) as pool:
         found = zip(files.paths, pool.map(trouble, files.paths), strict=True)
         return {path: wrong for path, wrong in found if wrong}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..core import lookup, write_atomically
 from .archives import checksums, is_archive, unpack
 from .files import Files, unreadable, write_decoded
-from .layouts import ARCHIVES, SOURCES, Place, count, data_dir, faults, find, read_images
+from .layouts import ARCHIVES, SOURCES, Place, count, data_dir, faults, locate, read_images
 from .splits import Data
 
 # %% ../../nbs/14_data.prepare.ipynb #eecb6e9d
@@ -72,7 +72,7 @@ def check(
     workers: int | None = None,  # threads; None: one a core, at most 8
 ) -> Report:  # `.ok`, and a page when printed
     "Say what there is of a data set, whether its numbers are the published ones, and which images cannot be read"
-    place = find(name, folder)
+    place = locate(name, folder)
     if not place:
         return Report(place)
     why = usable(name, folder, strict)
@@ -110,7 +110,7 @@ def prepare(
             lookup(f"file of {name} that is not an archive", archive.name, known)
             write_atomically(target / archive.name, archive.read_bytes())
             done["files"] = 1
-    done["place"] = find(name, folder)
+    done["place"] = locate(name, folder)
     if decoded and (files := _files_of(read_images(name, folder)[1])):
         done["left_out"] = write_decoded(files, done["place"].decoded, strict=strict)
         done["decoded"] = done["place"].decoded

@@ -26,6 +26,7 @@ from dmlstudy.losses.base import (
     triplet_distances,
     triplets_per_anchor,
 )
+from ..miners import draw_columns
 
 # %% ../../nbs/50_losses.tuples.ipynb #9897242c
 def _triplet_weights(
@@ -261,7 +262,7 @@ class QuadrupletLoss(DrawingLoss, name="quadruplet"):
         variant: published: second negatives without regard to labels, all combinations
     """
 
-    uses = "triplets"
+    uses, takes_positives = "triplets", True
 
     def __init__(
         self,
@@ -285,15 +286,23 @@ class QuadrupletLoss(DrawingLoss, name="quadruplet"):
             n2, found = draw_outside(n[: len(z)], n[:, None], self.draw(len(n), z.device))
             terms = (pair(a, p)[:, None] - d.index_select(0, n).index_select(1, n2) + self.margin_2).relu()
             return first + masked_mean(terms, found[:, None] & found)
-        n2, found = draw_outside(labels, labels[torch.stack((a, n), 1)], self.draw(len(n), z.device))
-        return first + masked_mean((pair(a, p) - pair(n, n2) + self.margin_2).relu(), kept & found)
+        n2, found = self.outside(labels, torch.stack((a, n), 1))
+        return first + masked_mean((pair(a, p) - pair(n, n2) + self.margin_2).relu(), kept * found)
 
     def pairs(self, labels: Tensor) -> tuple[tuple, Tensor]:
-        "Every ordered pair with a random negative, and which of them are positive pairs"
+        "Every ordered pair with a random negative, and which of them are positive pairs, or their weights"
         index = torch.arange(len(labels), device=labels.device)
         a, p = index.repeat_interleave(len(index)), index.repeat(len(index))
-        n, found = draw_outside(labels, labels[a][:, None], self.draw(len(a), labels.device))
-        return (a, p, n), pair_masks(labels)[0].flatten() & found
+        n, found = self.outside(labels, a[:, None])
+        return (a, p, n), pair_masks(labels)[0].flatten() * found
+
+    def outside(self, labels: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:  # labels or a matrix; samples, (T, k)
+        "For each row one of the samples that are negatives of all in it, and whether there are any"
+        if labels.ndim == 1:
+            return draw_outside(labels, labels[of], self.draw(len(of), labels.device))
+        negatives, u, n = pair_masks(labels)[1], self.draw(len(of), labels.device), len(labels)
+        drawn = [draw_columns(negatives[some].all(1), v) for some, v in zip(of.split(n), u.split(n), strict=True)]
+        return torch.cat([index for index, _ in drawn]), torch.cat([found for _, found in drawn])
 
 # %% ../../nbs/50_losses.tuples.ipynb #781a1d68
 class SNRLoss(Loss, name="snr"):

@@ -45,7 +45,7 @@ def score_gap(length: Tensor, best: Tensor, centroids: Tensor) -> Tensor:
     return gap.mul_(2.002).add_(1e-30)
 
 # %% ../../nbs/72_metrics.clustering.ipynb #4f781ff8
-def _settle(index, near, x, centroids, floor):
+def _nearest_of(index, near, x, centroids, floor):
     "Of the centroids whose score reaches the floor, the nearest by exact distance, then index, into index[near]"
     first = first_of_equal(centroids)[0]  # of equal centroids only the first can be chosen
     for some in near.split(max(1, 2**22 // len(first))):
@@ -60,7 +60,7 @@ def closest_exactly(x: Tensor, length: Tensor, centroids: Tensor) -> tuple[Tenso
     gap = score_gap(length, best, centroids)
     near = (second >= best - gap).nonzero().flatten()
     if len(near):
-        _settle(index, near, x, centroids, best - gap)
+        _nearest_of(index, near, x, centroids, best - gap)
     return best, index
 
 # %% ../../nbs/72_metrics.clustering.ipynb #17c1a4bb

@@ -29,7 +29,6 @@ from tqdm.auto import tqdm
 from ..core import Run, generator, root, versions, write_atomically
 from ..feeds import reader_processes
 from ..losses import LOSSES
-from ..methods import METHODS
 from ..metrics import evaluate
 from ..metrics.linear import every_other, linear_accuracy
 from ..metrics.oneshot import hits_within, nearest_other, one_shot_errors
@@ -107,7 +106,7 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
         out["test"][name] = (labels[nearest] == labels).double().mean()
     for curve in {"test", "validation"} & {*out} if state.linear else ():
         out[curve]["linear_accuracy"] = _linear(state, curve)
-    for curve in {"test", "validation"} & {*out} if METHODS[state.run.method].pairs else ():
+    for curve in {"test", "validation"} & {*out} if state.row.pairs else ():
         same = verification(f[curve], feed.labels[curve])
         out[curve] |= {"pair_accuracy": same["accuracy"]} | {name: v for name, v in same.items() if "@" in name}
     if "train" in out:
@@ -425,7 +424,7 @@ def _record_of(
 ) -> dict:
     "The record of a run"
     made = {"seconds": round(state.spent(), 2), "device": device_name(device), "threads": torch.get_num_threads()}
-    made |= {"git": git_commit(), "code": code_digest(METHODS[state.run.method].loss), "versions": versions()}
+    made |= {"git": git_commit(), "code": code_digest(state.row.loss), "versions": versions()}
     if digest := weights_sha256(state.run.model, state.run.weights):
         made["weights_sha256"] = digest
     if state.skipped:

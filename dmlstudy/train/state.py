@@ -24,7 +24,7 @@ from ..core import Run, generator, lookup, write_atomically
 from ..data.files import Files, _state, verify
 from ..data.omniglot import SETS, one_shot_runs
 from ..feeds import Feed, FileFeed, data_of, feed_of, splits_of
-from ..methods import METHODS
+from ..methods import METHODS, Method
 from ..models import FROZEN_STEMS, EmbeddingNet, make_model, weights_sha256
 from ..objectives import Objective, make_objective
 from ..regularizers import ManifoldMixup
@@ -124,6 +124,7 @@ class State:
     "A run as objects, and what it has measured so far"
 
     run: Run
+    row: Method  # that its method names
     feed: Feed | FileFeed
     network: Network
     objective: Objective | None = None  # None: nothing is trained
@@ -166,8 +167,7 @@ class State:
             part.load_state_dict(state[name])
         if self.sampler is not None:
             self.sampler.load_state_dict(state["sampler"])
-        for name in ("step", "seconds", "curves", "terms", "monitor"):
-            setattr(self, name, state[name])
+        vars(self).update({name: state[name] for name in ("step", "seconds", "curves", "terms", "monitor")})
         self.began = time.perf_counter()
 
 # %% ../../nbs/81_train.state.ipynb #80611839
@@ -180,8 +180,9 @@ def start(run: Run, feed: Feed | FileFeed, device: torch.device) -> State:  # be
         model.backbone.stem.requires_grad_(False)
         model.calibrate(feed.inputs["train"][:, 0])
         model.train()
-    state = State(run, feed, Network(run, model, feed), metrics=_measured(run, feed.labels))
-    if lookup("method", run.method, METHODS).loss is None or run.steps == 0:
+    row = lookup("method", run.method, METHODS)
+    state = State(run, row, feed, Network(run, model, feed), metrics=_measured(run, feed.labels))
+    if row.loss is None or run.steps == 0:
         return state
     chosen = {name: getattr(run, name) for name in ("variant", "p_switch", "eta", "loss_args", "steps")}
     seed = int.from_bytes(hashlib.sha256(f"{run.seed} proxies".encode()).digest()[:4], "big")
@@ -201,7 +202,7 @@ def resolve(
     "A run as objects: its names are looked up here, and nowhere below"
     check_run(run)
     splits = splits_of(run)
-    state = start(run, feed_of(run, splits, device, workers), device)
+    state = start(run, feed_of(run, splits, device, workers, METHODS[run.method].views), device)
     if run.strict_data:
         verify(splits)  # takes minutes, so what fails at once comes before
     state.skipped = len(data_of(run).left_out)
@@ -209,7 +210,7 @@ def resolve(
     state.coarse = {part: labels.to(device) for part, labels in coarse.items() if labels is not None}
     if run.dataset in SETS:
         state.one_shot = torch.from_numpy(one_shot_runs()).to(device)
-    if METHODS[run.method].protocol == "simclr":
+    if state.row.protocol == "simclr":
         state.linear = "train" if splits["train"].class_names == splits["test"].class_names else "half"
     return state
 

@@ -1,7 +1,7 @@
 """Values of the protocol table, `dmlstudy/assets/protocol.csv`, read from what a run of the `paper` profile is made of.
 
 A value is never typed: it is read from network (without weights), optimiser, sampler, transforms and objective, made as
-training makes them. `python tests/protocol_values.py` writes the columns `here` and `verdict` of the table anew;
+training makes them. `python tools/protocol_values.py` writes the columns `here` and `verdict` of the table anew;
 tests/test_protocol.py fails where they are out of date, and nbs/experiments/protocol.ipynb shows them.
 """
 

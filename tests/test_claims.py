@@ -1,0 +1,74 @@
+"""The first ledger and its verdicts: what it asks can be asked, and what is committed follows from it."""
+
+import inspect
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dmlstudy import claims
+from dmlstudy.claims import Effect, evaluate_claims, needed_for, read_ledger, verdict_of
+from dmlstudy.methods import METHODS
+from dmlstudy.records import outputs
+
+LEDGER = {claim["id"]: claim for claim in read_ledger()}
+
+
+@pytest.fixture(scope="module")
+def committed() -> pd.DataFrame:
+    return pd.read_csv(outputs() / "claims.csv")
+
+
+@pytest.mark.parametrize("claim", LEDGER.values(), ids=LEDGER)
+def test_a_claim_can_be_asked(claim):
+    """Its test exists and takes its arguments, its methods exist, and a direction has a size that matters."""
+    asked = inspect.signature(getattr(claims, claim["test"]))
+    asked.bind(None, **claim["args"])
+    named = [v for k, v in claim["args"].items() if k in ("a", "b", "methods", "named")]
+    named += [[v] for k, v in claim["args"].items() if k in ("base", "zero")]
+    assert {m for some in named for m in some if m} <= {*METHODS}
+    assert claim["direction"] in "+-0" and claim["threshold"] >= 0
+    assert claim["direction"] != "0" or claim["threshold"] > 0, "nothing lies within a band of no width"
+
+
+def test_every_verdict_follows_from_its_interval(committed):
+    """By the words of the rule, written out again."""
+    assert {*committed["id"]} == {*LEDGER} and len(committed) > 100
+    for row in committed.itertuples():
+        if row.verdict == "not asked":
+            assert np.isnan(row.effect)
+            continue
+        null, t = LEDGER[row.id]["null"], row.threshold
+        turn = -1 if row.direction == "-" else 1
+        value = turn * (row.effect - null)
+        low, high = sorted((turn * (row.low - null), turn * (row.high - null)))
+        inside = low > -t and high < t
+        if row.direction == "0":
+            apart = abs(value) >= t and not low <= 0 <= high
+            word = "reproduced" if inside else "contradicted" if apart else "inconclusive"
+        else:
+            there, against = low > 0 and value >= t, high < 0
+            word = "reproduced" if there else "not reproduced" if inside else "inconclusive"
+            word = "contradicted" if against and not inside else word
+        assert row.verdict == word, (row.id, row.dataset)
+
+
+def test_a_wider_interval_never_says_more():
+    """From any verdict, widening leads to `inconclusive`."""
+    for direction in "+-0":
+        for value in (-2.0, -0.5, 0.0, 0.5, 2.0):
+            said = [verdict_of(Effect(value, value - w, value + w, 5), direction, 1.0) for w in (0.1, 1.5, 4.0, 9.0)]
+            firm = [word for word in said if word != "inconclusive"]
+            assert said[-1] == "inconclusive" and said[: len(firm)] == firm
+
+
+def test_more_runs_are_needed_where_the_noise_is_larger():
+    needed = [needed_for(Effect(0.01, -0.02, 0.04, 5, std), 0.005) for std in (0.01, 0.02, 0.05)]
+    assert needed == sorted(needed) and needed[0] < needed[-1]
+    assert needed_for(Effect(0.01, -1, 1, 1, float("nan")), 0.005) is None
+
+
+def test_where_no_runs_are_nothing_is_asked():
+    runs = pd.DataFrame({"dataset": ["glyphs_fine"], "main": [True], "method": ["Softmax"], "seed": [0]})
+    table = evaluate_claims(runs.assign(**{"recall@1": 0.5}), [LEDGER["R3a"]])
+    assert table["verdict"].tolist() == ["not asked"]

@@ -1,0 +1,80 @@
+"""Where a loss of one's own stands, against the committed records read without the room's code."""
+
+import numpy as np
+import pytest
+
+from dmlstudy import compare, comparison, own
+from dmlstudy.core import make_run
+from dmlstudy.methods import METHODS
+from dmlstudy.records import read_batch, selected
+from dmlstudy.stats import t_interval
+from dmlstudy.study import setting_of
+from dmlstudy.verdicts import COMPARED, verdict
+
+SEEDS = [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def scores() -> dict[str, list[float]]:
+    """Method -> recall@1 in % of its plain runs on one set, by seed."""
+    found = {}
+    for record in read_batch("glyphs"):
+        run = record["run"]
+        if run["dataset"] == "glyphs_fine" and run["seed"] in SEEDS and not setting_of("glyphs", make_run(run)):
+            found.setdefault(run["method"], {})[run["seed"]] = 100 * selected(record, "validation")["recall@1"]
+    return {method: [own[seed] for seed in SEEDS] for method, own in found.items() if {*own} == {*SEEDS}}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return comparison.standing(["Triplet (D)"], ["glyphs_fine"], SEEDS).set_index("method")
+
+
+def test_differences_are_paired_by_seed(table, scores):
+    assert len(table) > 20 and {*table.index} <= {*scores}
+    for method, row in table.iterrows():
+        assert row["recall@1"] == pytest.approx(np.mean(scores[method]))
+        if method != comparison.AGAINST[0]:
+            d = np.subtract(scores[method], scores[comparison.AGAINST[0]])
+            assert row[["difference", "difference low", "difference high"]].tolist() == pytest.approx(
+                [d.mean(), *t_interval(d)]
+            )
+
+
+def test_the_best_row_may_be_best_and_the_worst_may_not(table):
+    ordered = table.sort_values("recall@1")["may be best"]
+    assert ordered.iloc[-1] and not ordered.iloc[0]
+    assert [*table.index[table["yours"]]] == ["Triplet (D)"]
+    assert {*table.index[table["baseline"]]} == {*comparison.AGAINST}
+
+
+def test_the_sentence_has_the_word_and_the_numbers_of_the_interval(table):
+    row = table.loc["Triplet (D)"]
+    told = comparison.verdicts(table.reset_index())
+    word = COMPARED[verdict(row["difference low"], row["difference high"], comparison.SIZE)]
+    numbers = (
+        f"{row['difference']:+.1f} points of recall@1 ({row['difference low']:+.1f} to {row['difference high']:+.1f})"
+    )
+    assert len(told) == 2 and word in told[0] and numbers in told[0]
+
+
+def test_a_row_without_runs_is_left_out():
+    found = comparison.standing(["Triplet (D)"], ["glyphs_fine"], [0, 77])
+    assert (found["seeds"] == 1).all() and np.isnan(found["difference low"]).all()
+    assert comparison.standing(["Triplet (D)"], ["glyphs_fine"], [77]).empty
+
+
+@pytest.fixture
+def no_row_stays():
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def test_two_of_one_name_are_refused(no_row_stays):
+    from pytorch_metric_learning import losses, miners
+
+    mined = own.Own(losses.CircleLoss(), miner=miners.MultiSimilarityMiner())
+    with pytest.raises(ValueError, match=r"two of yours have the name CircleLoss: .*name="):
+        compare(own.Own(losses.CircleLoss()), mined, profile="drill", baselines=["Softmax"])

@@ -1,0 +1,64 @@
+"""Run notebooks, and name the cells that print something else than what is kept: python tools/same.py [NOTEBOOK ...].
+
+Words must be the same. A number may differ by two in a hundred, or by one of the last decimal that is shown. A cell
+tagged `varies` may print anything, such as a time. Pictures and warnings are not compared. Without names: all
+notebooks that nbdev_test would run.
+"""
+
+import html
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from execnb.nbio import read_nb
+from fill import execute, skipped
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKUP = re.compile(r"<style.*?</style>|<[^>]*>", re.S)
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def text(cell) -> str:
+    """What a cell prints, white space and the markup of tables aside."""
+    shown = []
+    for output in cell.get("outputs", []):
+        data = output.get("data", {"text/plain": output["text"] if output.get("name") == "stdout" else ""})
+        kind = next((kind for kind in ("text/html", "text/markdown", "text/plain") if kind in data), None)
+        said = "".join(data.get(kind, ""))
+        shown.append(html.unescape(MARKUP.sub(" ", said)) if kind == "text/html" else said)
+    return " ".join(" ".join(shown).split())
+
+
+def close(kept: str, now: str) -> bool:
+    """Two numbers as they are printed."""
+    decimals = len(kept.partition("e")[0].partition(".")[2])
+    return abs(float(kept) - float(now)) <= max(0.02 * abs(float(kept)), 1.001 * 10**-decimals if decimals else 0)
+
+
+def alike(kept: str, now: str) -> bool:
+    """The same words, and numbers that are close."""
+    same_words = NUMBER.sub("0", kept) == NUMBER.sub("0", now)
+    return same_words and all(map(close, NUMBER.findall(kept), NUMBER.findall(now)))
+
+
+def differing(path: Path) -> list[str]:
+    """A line for each cell that prints something else."""
+    kept, name = read_nb(path).cells, path.relative_to(ROOT)
+    try:
+        now = execute(path).cells
+    except Exception as error:  # shown already
+        return [f"{name} fails: {type(error).__name__}"]
+    fixed = lambda cell: not skipped(cell) and "varies" not in cell.metadata.get("tags", [])
+    pairs = [(i, text(a), text(b)) for i, (a, b) in enumerate(zip(kept, now, strict=True)) if fixed(a)]
+    return [f"{name} cell {i}\n  kept: {a[:400]}\n  now:  {b[:400]}" for i, a, b in pairs if not alike(a, b)]
+
+
+if __name__ == "__main__":
+    every = [p for p in sorted((ROOT / "nbs").rglob("*.ipynb")) if not (p.parent / ".notest").exists()]
+    asked = [Path(name).resolve() for name in sys.argv[1:]]
+    paths = asked or [p for p in every if ".ipynb_checkpoints" not in p.parts]
+    with ProcessPoolExecutor(min(2, len(paths))) as pool:
+        found = [line for lines in pool.map(differing, paths) for line in lines]
+    print("\n".join(found))
+    sys.exit(f"{len(found)} differ: fill them again with tools/fill.py, or mend the code" if found else None)
