@@ -23,8 +23,6 @@ setup(
     long_description_content_type="text/markdown",
     keywords=cfg["keywords"],
     author=cfg["author"],
-    author_email=cfg["author_email"],
-    url=cfg["git_url"],
     license="Apache-2.0",
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),

@@ -422,16 +422,16 @@ class BatchProgress:
 
     def show(self) -> None:
         "Report, if it is time"
-        if self.live:
-            self._look()
-            lines = [self.summary(), *(f"  {_name(r)}{said}" for r, f in self.left.items() if (said := _step(f)))]
-            self.__exit__()
-            print("\n".join(line[: shutil.get_terminal_size().columns - 1] for line in lines), flush=True)
-            self.lines = len(lines)
-        elif time.perf_counter() - self.shown_at > 30:
-            self._look()
-            self.shown_at = time.perf_counter()
-            self.say(self.summary())
+        if not self.live and time.perf_counter() - self.shown_at <= 30:
+            return
+        self._look()
+        self.shown_at = time.perf_counter()
+        lines = [self.summary(), *(f"  {_name(r)}{said}" for r, f in self.left.items() if (said := _step(f)))]
+        if not self.live:
+            return self.say("\n".join(lines))
+        self.__exit__()
+        print("\n".join(line[: shutil.get_terminal_size().columns - 1] for line in lines), flush=True)
+        self.lines = len(lines)
 
     def _look(self) -> None:
         self.left = {run: place for run, place in self.left.items() if not (place / "record.json").exists()}

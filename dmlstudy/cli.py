@@ -328,6 +328,8 @@ def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit 
 # %% ../nbs/99_cli.ipynb #6833fc34
 def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status: 0 if the batch could begin
     "Say what a batch would do"
+    import pandas as pd
+
     from dmlstudy.batch import default_workers, each_known, typical
     from dmlstudy.records import recorded_keys
 
@@ -339,9 +341,9 @@ def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status:
         row = rows.setdefault((job.experiment, job.dataset), [0, 0, 0.0])
         row[:] = row[0] + len(runs), row[1] + len(todo), row[2] + sum(map(seconds, todo))
         wanted |= {run: seconds(run) for run in todo}
-    print(f"{'experiment':12s} {'data set':14s} {'runs':>5s} {'recorded':>8s} {'to train':>8s}  time on one worker")
-    for (experiment, dataset), (n, left, ahead) in rows.items():
-        print(f"{experiment:12s} {dataset:14s} {n:5d} {n - left:8d} {left:8d}  {duration(ahead)}")
+    table = [(*of, n, n - left, left, duration(ahead)) for of, (n, left, ahead) in rows.items()]
+    heads = ["experiment", "data set", "runs", "recorded", "to train", "time on one worker"]
+    print(pd.DataFrame(table, columns=heads).to_string(index=False))
     estimate = duration(max(sum(wanted.values()) / workers, max(wanted.values(), default=0)))
     print(f"{len(wanted)} runs on {workers} workers: about {estimate}")
     found = _obstacles(jobs)
@@ -439,14 +441,15 @@ def _print_open(table: "pd.DataFrame", todo: Iterable[tuple[str, str]]) -> None:
 # %% ../nbs/99_cli.ipynb #55ce9a29
 def _status(args: argparse.Namespace) -> int:  # exit status
     "Say how far the batches of this folder are"
+    import pandas as pd
+
     from dmlstudy.batch import batch_status
 
     plans = batch_status(args.profile)
     for profile, rows in plans.items():
         print(f"profile {profile}")
-        print(f"  {'experiment':14s} {'data set':14s} {'runs':>6s} {'done':>6s} {'now':>6s} {'failed':>6s}")
-        for (experiment, dataset), (n, done, now, failed) in rows.items():
-            print(f"  {experiment:14s} {dataset:14s} {n:6d} {done:6d} {now:6d} {failed:6d}")
+        heads = ["experiment", "data set", "runs", "recorded", "training", "failed"]
+        print(pd.DataFrame([(*of, *counts) for of, counts in rows.items()], columns=heads).to_string(index=False))
     if not plans:
         print(f"no batch was begun in {outputs()}: dmlstudy run begins one")
     return 0
@@ -752,6 +755,24 @@ COMMANDS = {  # name -> function and options
     "list": (_list, ""),
 }
 
+# %% ../nbs/99_cli.ipynb #a9a3a087
+def _called(words: Sequence[str]) -> int:  # exit status
+    "Parse what was asked, and do it"
+    if words and not words[0].startswith("-"):
+        lookup("command", words[0], COMMANDS)
+    args = _parsed(words)
+    warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
+    if getattr(args, "profile", ""):
+        from dmlstudy.study import PROFILES
+
+        lookup("profile", args.profile, PROFILES)
+    for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
+        if hasattr(signal, sign) and signal.getsignal(getattr(signal, sign)) is signal.SIG_DFL:  # not under nohup
+            signal.signal(getattr(signal, sign), signal.default_int_handler)
+    status = args.function(args)
+    sys.stdout.flush()
+    return status
+
 # %% ../nbs/99_cli.ipynb #92c91a94
 _DAMAGED = (EOFError, pickle.UnpicklingError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 
@@ -760,22 +781,8 @@ def main(
     words: Sequence[str] | None = None,  # None: those of the command line
 ) -> int:  # exit status
     "The command `dmlstudy`"
-    words = sys.argv[1:] if words is None else [*words]
     try:
-        if words and not words[0].startswith("-"):
-            lookup("command", words[0], COMMANDS)
-        args = _parsed(words)
-        warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
-        if getattr(args, "profile", ""):
-            from dmlstudy.study import PROFILES
-
-            lookup("profile", args.profile, PROFILES)
-        for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
-            if hasattr(signal, sign) and signal.getsignal(getattr(signal, sign)) is signal.SIG_DFL:  # not under nohup
-                signal.signal(getattr(signal, sign), signal.default_int_handler)
-        status = args.function(args)
-        sys.stdout.flush()
-        return status
+        return _called(sys.argv[1:] if words is None else [*words])
     except BrokenPipeError:  # of `dmlstudy list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -785,7 +792,8 @@ def main(
     except (ValueError, OSError) as error:
         full = getattr(error, "errno", None) == errno.ENOSPC and not error.filename
         where = f" (nothing says which file it was: look at {outputs()}, {cache_dir()} and {gettempdir()})"
-        print(f"dmlstudy: {error}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
+        said = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) and error.strerror else error
+        print(f"dmlstudy: {said}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "dmlstudy").startswith("dmlstudy"):

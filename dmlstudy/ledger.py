@@ -282,7 +282,9 @@ def shown_verdicts(
     "Verdicts as they are read, with both intervals and the print"
     printed = table["printed"].map("{:+.2f}".format).where(table["printed"].notna(), "")
     own = table["control"].map(lambda c: f"; its own runs: {c}" if c else "")
+    told = table["statement"].mask(table["statement"].duplicated(), "")  # once, over all that it is said of
     return table[["id", "statement", "of", "rule"]].assign(
+        statement=told,
         **{"effect, these characters": table["effect"].map("{:+.2f} ".format) + _bounds(table, "low", "high")},
         **{"new characters": _bounds(table, "new_low", "new_high")},
         verdict=table["verdict"] + table["marked"].map({True: "*", False: ""}),

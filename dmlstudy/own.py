@@ -354,7 +354,9 @@ def extend(
 ) -> list[str]:  # names of rows
     "Read the methods of a file"
     path = Path(file).expanduser().resolve()
-    content = path.read_bytes()  # a missing file is named by the error
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}: name a Python file that holds a loss")
+    content = path.read_bytes()
     if path.suffix != ".py":
         raise ValueError(f"{path} is not a Python file: its name ends in .py")
     try:

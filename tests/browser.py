@@ -77,13 +77,13 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
-    def open(self, address: str) -> None:
-        """Load an address and wait until it is drawn."""
+    def open(self, address: str, ready: str = "document.documentElement?.dataset.ready") -> None:
+        """Load an address and wait until it is drawn: until `ready`, an expression of the page, is true."""
         self.run("window.before = true")
         self.ask("Page.navigate", url="about:blank")  # else a new hash alone would not load the page again
         self.ask("Page.navigate", url=address)
         for _ in range(3000):
-            if self.run("!window.before && document.documentElement?.dataset.ready"):
+            if self.run(f"!window.before && !!({ready})"):
                 return
             time.sleep(0.01)
         raise TimeoutError(f"{address} is not drawn after 30 s; complaints: {self.complaints}")

@@ -180,7 +180,7 @@ def test_a_bad_loss_gets_one_sentence(tmp_path, capsys, body, said):
 @pytest.mark.parametrize(
     "text, said",
     [
-        (None, "No such file"),
+        (None, "empty.py: name a Python file that holds a loss"),
         ("x = 1", "holds no loss: define a class of torch.nn.Module"),
         ("import torhc", "cannot be read: ModuleNotFoundError"),
         ("import torch\nclass Softmax(torch.nn.Module): pass", "is a row of the study: give yours another name"),

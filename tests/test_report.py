@@ -110,6 +110,20 @@ def test_answers_and_full_files(page):
     assert full == [f"figures/{stem}.png" for stem in report.stems("smoke") if "fig" in stem]
 
 
+@pytest.mark.slow
+def test_the_page_of_the_study_can_be_sent():
+    """Two megabytes at most; an abstract first; and one count of runs, each once."""
+    text = (records.outputs() / "report.html").read_text()
+    assert len(text.encode()) <= 2_000_000
+    assert text.index('id="abstract"') < text.index('id="findings"') < text.index('id="methods"')
+    table = re.search(r'<table class="wide runs">.*?</table>', text, re.S)[0]
+    rows = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td>", table)
+    *parts, (last, total) = rows
+    keys = [record["key"] for name, _ in parts for record in records.each_record(name, ["run"])]
+    assert sum(int(n) for _, n in parts) == len(keys) and (last, int(total)) == ("together", len({*keys}))
+    assert f"<p>{total} runs on" in text
+
+
 def test_same_records_same_bytes(page):
     before = page.read_bytes()
     assert report.write_report("smoke").read_bytes() == before
@@ -137,9 +151,10 @@ def test_other_code_is_said(tmp_path, monkeypatch):
         [{"key": r.key(), "run": asdict(r), "curves": {}, "made": m} for r, m in zip(runs[:n], made, strict=False)],
     )
     write(4)
-    assert "2 of 3 records with a digest of their code were made by other code" in report._other_code("smoke")
+    told = lambda: report._other_code("smoke", records.read_batch("smoke"))
+    assert "2 of 3 records with a digest of their code were made by other code" in told()
     write(2)
-    assert report._other_code("smoke") == ""
+    assert told() == ""
 
 
 def test_no_records(tmp_path, monkeypatch):

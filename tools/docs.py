@@ -7,28 +7,35 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
 from latex2mathml.converter import convert
+from markdown.extensions.toc import slugify, unique
 from nbconvert import MarkdownExporter
+
+from dmlstudy.records import view_of
+from dmlstudy.report import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "_docs/source", ROOT / "_docs/site"
 MATH = re.compile(r"(```.*?```|`[^`\n]+`)|\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)", re.S)
 BADGE = re.compile(r"!\[[^\]]*\]\(https:[^)]*\) *")
 DIRECTIVE = re.compile(r"^#\s*\|.*\n?", re.M)
+CODE = re.compile(r"(?:^```python\n.*?^```\n+)+", re.M | re.S)
+# what pandas writes about the look of a table
+FRAME = re.compile(r'<style scoped>.*?</style>\s*| border="1" class="dataframe"| style="text-align: right;"', re.S)
+# pages that most readers look for
+FIRST = ("which_loss", "from_scratch", "own_images", "own_loss")
+FIRST += ("tuned", "reality", "sec_sign", "roth_table2", "sec_main")
+# what a word is for the search: methods are written Proxy-Anchor and ProxyAnchor; "which" is a word, and none is cut
+SEARCH = {"separator": r"[\s\u200b\-,:!?=\[\]()\"'/.]+|(?!\b)(?=[A-Z][a-z])", "pipeline": ["trimmer"]}
+EXPORTER = MarkdownExporter(exclude_input_prompt=True, exclude_output_prompt=True)
+WEIGHT = {"tutorials": 3, "experiments": 2, "nbs": 2.2, "tables": 0.5, "bench": 0.5, "reference": 0.5}  # in the search
 
-PUBLISHED = (
-    "explorer.html",
-    "claims.md",
-    "claims.csv",
-    "tables/*.md",
-    "tables/*.csv",
-    "figures/*.png",
-    "answers/*.md",
-    "bench/*",
-)
+PUBLISHED = ("explorer.html", "claims.md", "claims.csv", "tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
 if (location.protocol === "file:") {
@@ -72,8 +79,41 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def page_of(path: Path) -> Path:
-    """A notebook as a page at the same place, with links to other notebooks as links to their pages."""
+def weighted(text: str, kind: str, stem: str = "") -> str:
+    """A page that weighs in the search what its kind does; a key of WEIGHT."""
+    return f"---\nsearch:\n  boost: {WEIGHT[kind] * (1.6 if stem in FIRST else 1)}\n---\n\n{text}"
+
+
+def even(text: str) -> str:
+    """Tables in one style: without marks of pandas or numbers of rows, and a value with its interval on one line."""
+
+    def plain(found: re.Match) -> str:
+        numbers = re.findall(r"<tr>\s*<th>(.*?)</th>\s*<td>", found[0])
+        if numbers != [str(n) for n in range(len(numbers))]:
+            return found[0]
+        return re.sub(r"(<tr>\s*)<th>.*?</th>(?=\s*<t[dh]>)", r"\1", found[0])
+
+    text = re.sub(r"<table>.*?</table>", plain, FRAME.sub("", text), flags=re.S)
+    space = re.compile(r"(?<=\d) (?=±|\[)|(?<=±) |(?<=\d,) (?=[+-]?[\d.]+\])")
+    return re.sub(r"^\|.*|<td>.*?</td>", lambda cells: space.sub("\u00a0", cells[0]), text, flags=re.M)
+
+
+def quiet(text: str, tag: str = "div", head: str = "") -> str:
+    """A part of a page that the search passes over: code, and the cells of tables."""
+    return f"<{tag} data-search-exclude markdown>{head}\n\n{text.strip()}\n\n</{tag}>\n\n"
+
+
+def folded(text: str, title: str = "Code") -> str:
+    """Code of a page behind a title, one for all cells that follow on each other."""
+    return CODE.sub(lambda found: quiet(found[0], "details", f"<summary>{title}</summary>"), text)
+
+
+def page_of(path: Path, below: str = "") -> Path:
+    """A notebook as a page at the same place, with links to other notebooks as links to their pages.
+
+    Args:
+        below: a line under its title
+    """
     notebook, target = nbformat.read(path, 4), (SOURCE / path.relative_to(ROOT)).with_suffix(".md")
     notebook.cells = [c for c in notebook.cells if not re.match(r"#\s*\|\s*(hide|default_exp)\b", c.source)]
     notebook.metadata["language_info"] = {"name": "python"}
@@ -82,9 +122,13 @@ def page_of(path: Path) -> Path:
             cell.source = DIRECTIVE.sub("", cell.source)
         else:
             cell.source = re.sub(r"\.ipynb\)", ".md)", with_math(BADGE.sub("", cell.source)))
-    exporter = MarkdownExporter(exclude_input_prompt=True, exclude_output_prompt=True)
-    text, found = exporter.from_notebook_node(notebook, resources={"output_files_dir": f"{path.stem}_files"})
-    write(target, text)
+    text, found = EXPORTER.from_notebook_node(notebook, resources={"output_files_dir": f"{path.stem}_files"})
+    if (kind := path.parent.name) == "experiments":
+        text = folded(text)
+    head, _, rest = even(text).strip().partition("\n\n")
+    if kind == "nbs":  # such as losses.tuples: it is looked for by what is in it
+        head = re.sub(r"\n> (.+)", r" <small>\1</small>", head)
+    write(target, weighted(f"{head}\n\n{below}\n\n{rest}", kind, path.stem))
     for name, data in found["outputs"].items():
         (target.parent / name).parent.mkdir(exist_ok=True)
         (target.parent / name).write_bytes(data)
@@ -111,63 +155,174 @@ def publish(outputs: Path, target: Path) -> None:
             write(target / path.relative_to(outputs), harmless(path.read_text(encoding="utf-8")))
 
 
+def explained(notebook: Path) -> dict[str, tuple[str, str]]:  # name -> section of the page, example
+    """Where a notebook explains what it exports, and the check that stands below it."""
+    found, names, section, taken = {}, [], "", set()
+    for cell in nbformat.read(notebook, 4).cells:
+        if cell.cell_type == "markdown":
+            for head in re.findall(r"^#{2,6} (.+)", re.sub(r"```.*?```", "", cell.source, flags=re.S), re.M):
+                section = unique(slugify(re.sub(r"[`*\\]|\]\(.*?\)", "", head), "-"), taken)
+        elif re.match(r"#\s*\|\s*export", cell.source):
+            own = [n.name for n in ast.parse(cell.source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+            found |= {name: (section, "") for name in own}
+            names += own
+        elif not re.match(r"#\s*\|\s*(hide|default_exp)\b", cell.source):
+            shown = DIRECTIVE.sub("", cell.source).strip()
+            for name in [name for name in names if re.search(rf"\b{name}\b", shown)]:
+                found[name] = (found[name][0], shown)
+                names.remove(name)
+    return found
+
+
+def signature(node: ast.FunctionDef | ast.ClassDef, lines: list[str]) -> str:
+    """How a function or class is called, with the meaning of each argument."""
+    first = next((n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), node)
+    if first is not node:
+        return "\n".join([f"class {node.name}:", *lines[first.lineno - 1 : first.body[0].lineno - 1]])
+    fields = [n for n in node.body if isinstance(n, ast.AnnAssign)]
+    head = lines[node.lineno - 1 : node.body[0].lineno - 1]
+    return "\n".join(head + [line for field in fields for line in lines[field.lineno - 1 : field.end_lineno]])
+
+
 def reference(module: Path) -> Path:
-    """The public names of a module: signatures with the meaning of each argument, and where the source is explained."""
+    """The public names of a module: signature with shapes, section of the notebook, example, and source."""
     text = module.read_text(encoding="utf-8")
-    lines, tree = text.split("\n"), ast.parse(text)
-    name = ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    lines, name = text.split("\n"), ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     notebook = re.search(r"File to edit: (?:\.\./)*(\S+)\.ipynb", text)
-    parts = [f"# {name}", f"Source: [the notebook](../{notebook[1]}.md)" if notebook else ""]
-    for node in tree.body:
+    more = explained(ROOT / f"{notebook[1]}.ipynb") if notebook else {}
+    parts = [f"# {name}", f"Written in [the notebook](../{notebook[1]}.md)." if notebook else ""]
+    block = lambda code: f"```python\n{code}\n```\n"
+    for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_":
-            first = next((n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), node)
-            head = lines[node.lineno - 1 : node.body[0].lineno - 1] if first is node else [f"class {node.name}:"]
-            head += lines[first.lineno - 1 : first.body[0].lineno - 1] if first is not node else []
-            fields = [] if first is not node else [n for n in node.body if isinstance(n, ast.AnnAssign)]
-            head += [line for field in fields for line in lines[field.lineno - 1 : field.end_lineno]]
             said = (ast.get_docstring(node) or "").split("\n\nArgs:")[0]
-            parts += [f"## {node.name}", said, "```python\n" + "\n".join(head) + "\n```"]
+            section, example = more.get(node.name, ("", ""))
+            place = f"[Formula, source and checks](../{notebook[1]}.md#{section})" if section else ""
+            parts += [
+                f"## {node.name}",
+                said,
+                f'<div class="signature" markdown>\n\n{block(signature(node, lines))}\n</div>',
+            ]
+            parts += [place, folded(block(example), "Example") if example else ""]
+            parts += [folded(block("\n".join(lines[node.lineno - 1 : node.end_lineno])), "Source code")]
     target = SOURCE / "reference" / f"{name}.md"
-    write(target, "\n\n".join(parts) + "\n")
+    write(target, weighted("\n\n".join(filter(None, parts)) + "\n", "reference"))
     return target
+
+
+def table_page(entry: dict) -> Path:  # an entry of `catalogue`
+    """A table under the title that people look for, with its answer and the way to its question."""
+    path = SOURCE / f"outputs/tables/{entry['stem']}.md"
+    kind = "tables" if Path(entry["notebook"]).stem == entry["stem"] else "experiments"  # a table alone is looked for
+    links = f"[The question]({up(entry['notebook'])}) · [CSV]({entry['stem']}.csv)"
+    _, _, table = path.read_text(encoding="utf-8").partition("\n")
+    text = "\n\n".join([f"# {entry['title']}", harmless(entry["said"]), links, quiet(even(table))])
+    write(path, weighted(text + "\n", kind))
+    return path
+
+
+def up(notebook: str) -> str:
+    """The address of a notebook's page from a folder of outputs."""
+    return f"../../{notebook}".replace(".ipynb", ".md")
+
+
+def gallery(entries: list[dict]) -> Iterator[str]:
+    """All figures as pictures with their sentence."""
+    for part, some in groupby(entries, lambda entry: entry["part"]):
+        yield f'## {part}\n\n<div class="gallery">'
+        for entry in some:
+            said, page = html.escape(entry["said"]), up(entry["notebook"]).replace(".md", ".html")
+            picture = f'<img loading="lazy" src="{entry["stem"]}.png" alt="{html.escape(entry["title"])}">'
+            head = f'<a href="{page}"><strong>{html.escape(entry["title"])}</strong></a>'
+            view = view_of(entry["stem"], "glyphs")
+            runs = f'<br><a href="{html.escape(view)}">The runs in the explorer</a>' if view else ""
+            yield f'<div><a href="{entry["stem"]}.png">{picture}</a><p>{head}<br>{said}{runs}</p></div>'
+        yield "</div>\n"
+
+
+def tutorials() -> list[str]:
+    """The pages of the tutorials, those that most people look for first."""
+    files = sorted((ROOT / "nbs/tutorials").glob("*.ipynb"))
+    files.sort(key=lambda file: FIRST.index(file.stem) if file.stem in FIRST else len(FIRST))
+    return [str(page_of(file).relative_to(SOURCE)) for file in files]
+
+
+def questions(entries: list[dict], tables: list[dict]) -> list[dict]:  # sections of the navigation
+    """The pages of the questions, in the order of what they make, each with its tables."""
+    made = {}
+    for entry in entries:
+        made.setdefault(entry["notebook"], entry["part"])
+    others = [f"nbs/experiments/{file.name}" for file in sorted((ROOT / "nbs/experiments").glob("*.ipynb"))]
+    made |= {notebook: "More" for notebook in others if notebook not in made}
+    parts = {part: [] for part in dict.fromkeys(made.values())}
+    for notebook, part in made.items():
+        own = [f"[{e['stem']}](../../outputs/tables/{e['stem']}.md)" for e in tables if e["notebook"] == notebook]
+        below = f"*Tables: {', '.join(own)}*" if own else ""
+        parts[part].append(str(page_of(ROOT / notebook, below).relative_to(SOURCE)))
+    return [{part: pages} for part, pages in parts.items()]
+
+
+def results(tables: list[dict]) -> list:  # pages and sections of the navigation
+    """A page that names all tables, and theirs."""
+    parts, lines = {}, ["# Tables", ""]
+    for part, some in groupby(tables, lambda entry: entry["part"]):
+        parts[part] = [(entry, table_page(entry)) for entry in some]
+        lines += [f"## {part}", ""]
+        lines += [f"* [{e['title']}]({e['stem']}.md)<br>{harmless(e['said'])}" for e, _ in parts[part]] + [""]
+    write(SOURCE / "outputs/tables/index.md", "\n".join(lines))
+    claims = SOURCE / "outputs/claims.md"
+    _, _, text = claims.read_text(encoding="utf-8").partition("\n")
+    write(claims, weighted(f"# The first ledger: claims of both papers\n\n{quiet(even(text))}", "tables"))
+    sections = [{part: [str(page.relative_to(SOURCE)) for _, page in some]} for part, some in parts.items()]
+    return ["outputs/tables/index.md", *sections, "outputs/claims.md"]
 
 
 def main() -> None:
     shutil.rmtree(ROOT / "_docs", ignore_errors=True)
     start = with_math(BADGE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))).replace(".ipynb)", ".md)")
+    start = start.replace("](outputs/answers)", "](outputs/tables)")  # whose page has all answers, too
     write(SOURCE / "index.md", re.sub(r"\]\((outputs/(?:tables|figures))\)", r"](\1/index.md)", start))
     publish(ROOT / "outputs", SOURCE / "outputs")
     write(SOURCE / "assets/iframe-worker.js", SHIM)
-    shutil.copy(ROOT / "CITATION.cff", SOURCE)
-    folders = {"Tutorials": "tutorials", "Tables and figures": "experiments", "Speed": "bench"}
+    for file, target in {"CITATION.cff": "", "tools/site.css": "assets"}.items():
+        shutil.copy(ROOT / file, SOURCE / target)
     at = lambda path: str(path.relative_to(SOURCE))
-    pages = lambda folder: [at(page_of(p)) for p in sorted((ROOT / "nbs" / folder).glob("*.ipynb"))]
-    nav = [{"Start": "index.md"}, *({title: pages(folder)} for title, folder in folders.items())]
+    entries = catalogue("glyphs")
+    tables = [entry for entry in entries if (SOURCE / f"outputs/tables/{entry['stem']}.md").is_file()]
+    pictures = [entry for entry in entries if (SOURCE / f"outputs/figures/{entry['stem']}.png").is_file()]
+    write(SOURCE / "outputs/figures/index.md", "# Figures\n\n" + "\n".join(gallery(pictures)))
+    nav = [{"Start": "index.md"}, {"Tutorials": tutorials()}, {"Questions": questions(entries, tables)}]
+    nav += [{"Figures": "outputs/figures/index.md"}, {"Tables": results(tables)}, {"Explorer": "outputs/explorer.html"}]
+    rooms = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
+    nav += [{"Library": [{room.stem.partition("_")[2]: at(page_of(room))} for room in rooms]}]
     modules = [p for p in sorted((ROOT / "dmlstudy").rglob("*.py")) if p.name != "_modidx.py"]
-    tables = sorted((SOURCE / "outputs/tables").glob("*.md"))
-    for folder, found in {"tables": tables, "figures": sorted((SOURCE / "outputs/figures").glob("*.png"))}.items():
-        lines = [f"# {folder.capitalize()}", "", *(f"* [{path.stem}]({path.name})" for path in found)]
-        write(SOURCE / f"outputs/{folder}/index.md", "\n".join(lines) + "\n")
-    nav += [{"Library": pages("")}, {"Reference": [at(reference(p)) for p in modules]}]
-    nav += [{"Results": [at(p) for p in [SOURCE / "outputs/claims.md", *tables] if p.is_file()]}]
+    nav += [{"Reference": [at(reference(p)) for p in modules]}]
+    nav += [{"Speed": [at(page_of(p)) for p in sorted((ROOT / "nbs/bench").glob("*.ipynb"))]}]
+    features = ["navigation.tabs", "navigation.indexes", "navigation.footer", "navigation.top", "toc.follow"]
     settings = {
         "site_name": "dmlstudy",
         "docs_dir": str(SOURCE),
         "site_dir": str(SITE),
         "use_directory_urls": False,  # pages open from a disk
-        "theme": {"name": "material", "font": False, "features": ["navigation.tabs", "navigation.top", "toc.follow"]},
-        "plugins": ["search", "offline"],
-        "markdown_extensions": ["tables", "toc", "pymdownx.highlight", "pymdownx.superfences"],
+        "theme": {"name": "material", "font": False, "features": features},
+        "plugins": [{"search": SEARCH}, "offline"],
+        "markdown_extensions": [
+            *("attr_list", "md_in_html", "tables", "toc"),
+            *("pymdownx.highlight", "pymdownx.superfences"),
+        ],
+        "extra_css": ["assets/site.css"],
         "extra": {"generator": False, "polyfills": ["assets/iframe-worker.js"]},
+        "strict": True,  # no link is dead
         "validation": {
-            "links": {"not_found": "info", "unrecognized_links": "ignore"},
+            "links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "warn"},
             "nav": {"omitted_files": "ignore"},
         },
         "nav": nav,
     }
     write(ROOT / "_docs/mkdocs.yml", json.dumps(settings, indent=1))  # JSON is YAML
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "_docs/mkdocs.yml")]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "mkdocs", "build", "--config-file", str(ROOT / "_docs/mkdocs.yml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit("\n".join(line for line in done.stderr.splitlines() if not line.startswith("INFO")))
     print(f"{len([*SITE.rglob('*.html')])} pages: {SITE / 'index.html'}")
 
 
