@@ -40,7 +40,7 @@ def replicate_name(
     names = {"replicate": draw, "seed": None if run["seed"] == draw else run["seed"]}
     return ", ".join(f"{name} {number}" for name, number in names.items() if number is not None)
 
-
+# %% ../nbs/98_explorer.ipynb #f200f3d4
 _JUDGED = ("validation/recall@1", "validation/map@r")
 
 
@@ -148,7 +148,7 @@ _PARTS = {"train": "training classes", "validation": "held-out classes", "visits
 _SHARES = (*_BEST, "coarse_recall", "within_recall", "same_visit", "one_shot_error")
 _SHARES += ("linear_accuracy", "pair_accuracy", "tar@")
 
-
+# %% ../nbs/98_explorer.ipynb #d86c27cb
 def metric_words(
     metric: str,  # such as train/recall@1
 ) -> dict:  # name, title, percent (is a share of 1), better (more is better)
@@ -362,7 +362,7 @@ def ledger_entries(
         out.append({"version": version, "part": parts[ledger["profile"]], "cap": ledger["cap"], "effects": effects})
     return out
 
-
+# %% ../nbs/98_explorer.ipynb #54ab313c
 def _effect_entry(question: Mapping, row: pd.Series, values: pd.DataFrame) -> dict:
     "An effect as the page shows it"
     found, replicates = _effects(question, values)
@@ -392,7 +392,7 @@ _RULES = {  # rule -> title, and short
     "last": ("last step", "last"),
 }
 
-
+# %% ../nbs/98_explorer.ipynb #4d3cb557
 _CENTERS = "proxy_anchor proxynca_pp subcenter_arcface center_contrastive potential_field cross_entropy mean_field hist"
 
 

@@ -291,7 +291,7 @@ def shown_verdicts(
         print=printed + table["beside"].map(lambda b: f" ({b})" if b else "") + own,
     )
 
-
+# %% ../nbs/95_ledger.ipynb #12e05eaf
 def with_evidence(
     shown: pd.DataFrame,  # with columns id and of, as from `shown_verdicts`
 ) -> pd.DataFrame:

@@ -569,7 +569,7 @@ roth_fig6, roth_fig11, sec_table3, sec_theory:
 _VIEWS = [line.partition(":") for line in _VIEWS.strip().splitlines()]
 _VIEWS = {stem: view.strip() for stems, _, view in _VIEWS for stem in stems.split(", ")}
 
-
+# %% ../nbs/90_records.ipynb #b9183e87
 def view_link(
     view: str,  # methods, trials, pair, curves, replicates or claims
     up: str = "",  # the way to the folder of the page
