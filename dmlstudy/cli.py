@@ -755,6 +755,24 @@ COMMANDS = {  # name -> function and options
     "list": (_list, ""),
 }
 
+# %% ../nbs/99_cli.ipynb #a9a3a087
+def _called(words: Sequence[str]) -> int:  # exit status
+    "Parse what was asked, and do it"
+    if words and not words[0].startswith("-"):
+        lookup("command", words[0], COMMANDS)
+    args = _parsed(words)
+    warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
+    if getattr(args, "profile", ""):
+        from dmlstudy.study import PROFILES
+
+        lookup("profile", args.profile, PROFILES)
+    for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
+        if hasattr(signal, sign) and signal.getsignal(getattr(signal, sign)) is signal.SIG_DFL:  # not under nohup
+            signal.signal(getattr(signal, sign), signal.default_int_handler)
+    status = args.function(args)
+    sys.stdout.flush()
+    return status
+
 # %% ../nbs/99_cli.ipynb #92c91a94
 _DAMAGED = (EOFError, pickle.UnpicklingError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 
@@ -763,22 +781,8 @@ def main(
     words: Sequence[str] | None = None,  # None: those of the command line
 ) -> int:  # exit status
     "The command `dmlstudy`"
-    words = sys.argv[1:] if words is None else [*words]
     try:
-        if words and not words[0].startswith("-"):
-            lookup("command", words[0], COMMANDS)
-        args = _parsed(words)
-        warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
-        if getattr(args, "profile", ""):
-            from dmlstudy.study import PROFILES
-
-            lookup("profile", args.profile, PROFILES)
-        for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
-            if hasattr(signal, sign) and signal.getsignal(getattr(signal, sign)) is signal.SIG_DFL:  # not under nohup
-                signal.signal(getattr(signal, sign), signal.default_int_handler)
-        status = args.function(args)
-        sys.stdout.flush()
-        return status
+        return _called(sys.argv[1:] if words is None else [*words])
     except BrokenPipeError:  # of `dmlstudy list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

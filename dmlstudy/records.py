@@ -550,6 +550,8 @@ tuned_lost, decay, decay_changes: curves?data=omniglot_confirm
 reality: methods?data=omniglot_objectives
 reality_choices, trials, trials_rank: trials?data=omniglot_objectives
 sec_sign, sec_sign_rates: claims?claim=Y1
+factors: claims?claim=F1
+redrawn, redrawn_choices: methods?data=omniglot_redrawn
 agreement: pair?data=omniglot_objectives
 validation: curves?data=omniglot_objectives
 omniglot_few: methods?data=omniglot
@@ -595,9 +597,8 @@ def write_table(
 ) -> Path:  # the Markdown file
     "Write a table under its stem"
     folder = folder_of("tables", profile)
-    write_output(
-        folder / f"{stem}.csv", data.map(_no_formula).to_csv(index=False, lineterminator="\n", float_format="%.6g")
-    )
+    numbers = data.map(_no_formula).to_csv(index=False, lineterminator="\n", float_format="%.6g")
+    write_output(folder / f"{stem}.csv", numbers)
     runs = f"[The runs in the explorer]({view})" if (view := view_of(stem, profile)) else ""
     text = [f"# {stem}", caption, markdown(data if shown is None else shown), notes, runs]
     return write_output(folder / f"{stem}.md", "\n\n".join(part for part in text if part) + "\n")

@@ -377,13 +377,11 @@ DRAWN = {  # notebook -> its parameters, one execution each
 }
 
 # %% ../nbs/97_report.ipynb #1abcdada
-def _other_code(profile: str) -> str:  # empty: none that says what code made it
+def _other_code(profile: str, records: Iterable[Mapping]) -> str:  # empty: none that says what code made it
     "How many records of a profile other modules made than those of today"
     from dmlstudy.train import code_digest
 
-    made = [
-        (r["made"]["code"], r["run"]["method"]) for r in each_record(profile, ["run", "made"]) if "code" in r["made"]
-    ]
+    made = [(r["made"]["code"], r["run"]["method"]) for r in records if "code" in r["made"]]
     n = sum(code != code_digest(METHODS[method].loss) for code, method in made)
     told = f"dmlstudy run --profile {profile} --fresh trains anew and says which values differ"
     return f"\n{n} of {len(made)} records with a digest of their code were made by other code than this: {told}" * bool(
@@ -398,8 +396,7 @@ def show(
     out: Callable[[str], None] = print,
 ) -> list[Failure]:  # empty if all is well
     "Draw the tables and figures of a profile from its records, some notebooks side by side, and write the report"
-    began, n = time.perf_counter(), sum(1 for _ in each_record(profile, ["run"]))
-    tasks = []
+    began, records, tasks = time.perf_counter(), [*each_record(profile, ["run", "made"])], []
     for source in sorted((notebooks() / "experiments").glob("*.ipynb")):
         if source.stem in (questions or QUESTIONS):
             calm = {"train": False} if QUESTIONS[source.stem] else {}
@@ -409,7 +406,8 @@ def show(
     failures = draw(tasks, workers)
     write_report(profile)
     write_gallery(profile)
-    out(f"{n} records, {len(tasks)} notebooks drawn in {duration(time.perf_counter() - began)}{_other_code(profile)}")
+    took, told = duration(time.perf_counter() - began), _other_code(profile, records)
+    out(f"{len(records)} records, {len(tasks)} notebooks drawn in {took}{told}")
     return failures
 
 # %% ../nbs/97_report.ipynb #97ask001

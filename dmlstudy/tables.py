@@ -188,18 +188,17 @@ def layout(
     selection: str = "validation",  # rule of the other columns
 ) -> pd.DataFrame:  # strings
     "A table as it is read"
-    cells = table.set_index(["selection", "dataset", "method", "metric"]).to_dict("index")
-    n_tied = table.groupby(["selection", "dataset", "metric"], observed=True)["tied"].sum()
+    n_tied = table.groupby(["selection", "dataset", "metric"], observed=True)["tied"].transform("sum")
+    cells = table.assign(n_tied=n_tied).set_index(["selection", "dataset", "method", "metric"]).to_dict("index")
     in_print = {*table.loc[table["published"].notna(), "dataset"]}
     rows = []
     for method in methods:
         row = {"method": method}
         for (dataset, metric, *own), heading in columns.items():
-            rule = own[0] if own else selection
-            found = cells.get((rule, dataset, method, metric))
+            found = cells.get(((*own, selection)[0], dataset, method, metric))
             value = percent(found["mean"], found["half"], 1.0 if metric == "step" else 100.0) if found else ""
             if found and found["tied"]:
-                value = f"**{value}**" if n_tied[rule, dataset, metric] == 1 else f"†{value}"
+                value = f"**{value}**" if found["n_tied"] == 1 else f"†{value}"
             row[heading] = value
             if metric != "step" and dataset in in_print:
                 printed = heading.replace(dataset, NAMES.get(role(dataset), dataset))
@@ -249,16 +248,13 @@ _WIDEST = 10  # columns that fit on a page
 
 
 def _pages(table: pd.DataFrame, columns: Mapping, rows: Sequence[str], rule: str) -> list[pd.DataFrame]:
-    "A table as it is read; where it is too wide for a page one for each metric, and as many as fit its data sets"
-    fits = lambda part: layout(table, part, rows, rule).shape[1] <= _WIDEST
-    parts: list[dict] = [{}]
-    for metric in [None] if fits(columns) else dict.fromkeys(at[1] for at in columns):
-        parts += [{}] if parts[-1] else []
-        for at, name in columns.items():
-            if metric in (None, at[1]):
-                parts += [] if fits(parts[-1] | {at: name}) else [{}]
-                parts[-1][at] = name
-    return [layout(table, part, rows, rule) for part in parts]
+    "A table as it is read; where it is too wide for a page one for each metric, and last columns apart"
+    whole = layout(table, columns, rows, rule)
+    if whole.shape[1] <= _WIDEST:
+        return [whole]
+    parts = [[at for at in columns if at[1] == metric] for metric in dict.fromkeys(at[1] for at in columns)]
+    parts = parts if len(parts) > 1 else [parts[0][:-1], parts[0][-1:]]
+    return [page for part in parts for page in _pages(table, {at: columns[at] for at in part}, rows, rule)]
 
 # %% ../nbs/93_tables.ipynb #5e668951
 def write_comparison(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from same import alike, text
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
@@ -48,6 +49,18 @@ def test_what_is_kept_is_of_no_machine_and_no_moment(path):
             assert not PASSING.search(said), (
                 f"cell {cell['id']}: {PASSING.search(said)[0]!r}; python tools/fill.py {path}"
             )
+
+
+def test_outputs_are_the_same_up_to_rounding():
+    """By tools/same.py: words and counts as they are, numbers within two in a hundred or one of the last decimal."""
+    for now in ("loss 5.05, 12 of -0.3", "loss  5.06,\n12 of -0.4"):
+        assert alike("loss 5.05, 12 of -0.3", " ".join(now.split()))
+    for now in ("loss 5.25, 12 of -0.3", "loss 5.05, 13 of -0.3", "loss 5.05, 12 of 0.3", "sum 5.05, 12 of -0.3"):
+        assert not alike("loss 5.05, 12 of -0.3", now)
+    assert alike("1.00e-07", "1.01e-07") and not alike("1.00e-07", "1.50e-07")
+    table = {"text/html": ["<style>td {top: 1px}</style><td>5.05</td>"], "text/plain": "5.05 ..."}
+    shown = [{"name": "stdout", "text": "a\n"}, {"name": "stderr", "text": "warned"}, {"data": table}]
+    assert text({"outputs": shown}) == "a 5.05"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

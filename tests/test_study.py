@@ -12,8 +12,7 @@ import torch
 from dmlstudy.core import asset, make_run, root, versions
 from dmlstudy.data import DATASETS
 from dmlstudy.methods import METHODS
-from dmlstudy.records import batch_file, read_batch, selected, tidy
-from dmlstudy.stats import t_interval
+from dmlstudy.records import batch_file, migrated, read_batch, selected, tidy
 from dmlstudy.study import (
     EXPERIMENTS,
     PROFILES,
@@ -109,12 +108,12 @@ def test_records_look_like_learning():
         assert losses[-1] < losses[0]
 
 
-def made_here(alike: bool) -> list[dict]:
-    """Trained runs on data of the project, of a processor and a PyTorch like these or not, short ones first."""
+def made_here() -> list[dict]:
+    """Trained runs on data of the project, of a processor and a PyTorch like these, short ones first."""
     here = device_name(torch.device("cpu")), versions()["torch"]
     every = [r for name in PROFILES if batch_file(name).is_file() for r in read_batch(name)]
     every = [r for r in every if r["run"]["dataset"].startswith(("glyphs", "omniglot")) and r["run"]["steps"]]
-    found = [r for r in every if ((r["made"]["device"], r["made"]["versions"]["torch"]) == here) == alike]
+    found = [r for r in every if (r["made"]["device"], r["made"]["versions"]["torch"]) == here]
     return sorted(found, key=lambda r: r["made"]["seconds"])
 
 
@@ -124,27 +123,14 @@ def test_committed_records_are_made_again_to_the_last_bit():
     """Three of them, others each time, where they were made on a processor and a PyTorch like these."""
     seed = int(time.time())
     print("drawn with", seed)
-    alike = made_here(True)
+    alike = made_here()
     if not alike:
         pytest.skip("no committed record was made on a processor and a PyTorch like these")
     for record in random.Random(seed).sample(alike[: len(alike) // 2 + 1], min(3, len(alike))):
-        again = fit(make_run(record["run"]), "cpu")
+        again = migrated(fit(make_run(record["run"]), "cpu"))  # as it is kept
         assert make_run(again["run"]) == make_run(record["run"])  # which may be older than some field
         for part in record.keys() - {"made", "run"}:
             assert json.dumps(again[part]) == json.dumps(record[part]), f"{part} of {record['key']}, drawn with {seed}"
-
-
-@pytest.mark.slow
-@on_records
-def test_records_of_another_processor_are_made_again_on_average():
-    """Rounding grows while a network learns: single values move, and the mean of the last evaluations does not."""
-    other = made_here(False)[:40]
-    if len(other) < 40:
-        pytest.skip("too few committed records were made on another processor, or with another PyTorch")
-    late = lambda record: 100 * np.mean(record["curves"]["test"]["recall@1"][-3:])
-    moved = [late(fit(make_run(record["run"]), "cpu")) - late(record) for record in other]
-    low, high = t_interval(moved, 0.9)
-    assert -0.3 < low and high < 0.3, (low, high)
 
 
 def test_experiments_split_by_method():

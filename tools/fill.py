@@ -4,8 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-os.environ |= {"IN_TEST": "1", "TQDM_DISABLE": "1"}  # a bar that moves is nothing to keep
-
 from execnb.nbio import read_nb, write_nb
 from execnb.shell import CaptureShell
 from fastcore.foundation import working_directory
@@ -25,6 +23,7 @@ def skipped(cell) -> bool:
 
 def execute(path: Path):
     """A notebook with what its cells print now; what one of them raises is shown, and raised."""
+    os.environ |= {"IN_TEST": "1", "TQDM_DISABLE": "1"}  # bars are not kept
     notebook = read_nb(path)
     for cell in notebook.cells:
         if cell.cell_type == "code" and not skipped(cell):

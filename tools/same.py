@@ -32,8 +32,10 @@ def text(cell) -> str:
 
 def close(kept: str, now: str) -> bool:
     """Two numbers as they are printed."""
-    decimals = len(kept.partition("e")[0].partition(".")[2])
-    return abs(float(kept) - float(now)) <= max(0.02 * abs(float(kept)), 1.001 * 10**-decimals if decimals else 0)
+    digits, _, power = kept.partition("e")
+    decimals = len(digits.partition(".")[2])
+    last = 1.001 * 10.0 ** (int(power or 0) - decimals) if decimals else 0.0
+    return abs(float(kept) - float(now)) <= max(0.02 * abs(float(kept)), last)
 
 
 def alike(kept: str, now: str) -> bool:

@@ -16,9 +16,14 @@ const s = (tag, attributes = {}, ...children) => fill(document.createElementNS("
 // ------------------------------------------------------------------ data
 let meta, columns
 async function unpack() {
-  const text = atob($("data").textContent.trim()),
-    bytes = new Uint8Array(text.length)
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i)
+  // 13 bits stand in two letters of 91, from # to ~ without <
+  const [length, text] = $("data").textContent.trim().split(" "),
+    letter = i => text.charCodeAt(i) - (text.charCodeAt(i) > 60 ? 36 : 35),
+    bytes = new Uint8Array(+length)
+  for (let i = 0, n = 0, held = 0, bits = 0; i < text.length; i += 2) {
+    held = (held << 13) | (91 * letter(i) + letter(i + 1))
+    for (bits += 13; bits >= 8; held &= (1 << bits) - 1) bytes[n++] = held >> (bits -= 8)
+  }
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))
   const buffer = await new Response(plain).arrayBuffer()
   let at = 4 + new DataView(buffer).getUint32(0, true)
@@ -1194,6 +1199,7 @@ const LEDGERS = {
   3: "Third ledger: tuned and stopped",
   4: "Fourth ledger: objectives against contrastive and softmax",
   5: "Fifth ledger: what decides whether SEC helps",
+  6: "Sixth ledger: what is varied beside the loss",
 }
 const verdict = text => h("span", { class: "verdict", role: "img", title: text, "aria-label": text }, VERDICTS[text] ?? LATER[text] ?? text)
 const claimText = (value, unit) =>
@@ -1308,7 +1314,7 @@ function laterClaim(ledger, id, menu) {
     series = e.found.map(v => (e.over == "every" ? v[worst] : Array.isArray(v) ? mean(v) : v))
   const rows = series.map((value, k) => ({ name: `replicate ${e.first + k}`, value })),
     so = soFar(series),
-    mark = meta.methods.find(one => one.name == e.pairs[0]?.[0])?.mark ?? 0
+    mark = meta.methods.find(one => one.name == e.pairs[0]?.[0].split(" | ")[0])?.mark ?? 0
   const drawn = effects
     .filter(one => one.look)
     .sort((a, b) => (effects.length > 10 ? b.effect - a.effect : 0))
@@ -1327,15 +1333,22 @@ function laterClaim(ledger, id, menu) {
   const metric = metricOf(e.metric == "lost" ? "recall@1" : e.metric),
     at = (view, pair, setting) =>
       address(view, { data: ledger.part, method: pair, metric: metric.name, rule: e.metric == "lost" ? "last" : e.rule, setting })
-  const links = (pair, j) => [
-    pair.join(" less "),
-    e.found.length && Array.isArray(e.found[0]) ? digits(mean(e.found.slice(0, e.look || undefined).map(row => row[j]))) : digits(mean(series)),
-    e.settings.map((setting, k) => [
-      k ? ", " : "",
-      h("a", { href: at("replicates", pair, setting) }, setting ? inWords(setting) : "its replicates"),
-    ]),
-    partOf(ledger.part).rows.length ? h("a", { href: address("pair", { data: ledger.part, method: pair }) }, "by class") : "",
-  ]
+  const links = (pair, j) => {
+    // a row is a method, or METHOD | SETTING
+    const sides = pair.map(row => row.split(" | ")),
+      [[a, own], [b, others]] = sides,
+      together = own == others && a != b
+    const way = (methods, setting, words) => h("a", { href: at("replicates", methods, setting) }, words),
+      ways = together
+        ? (own ? [own] : e.settings).map(setting => way([a, b], setting, setting ? inWords(setting) : "its replicates"))
+        : sides.map(([method, setting], k) => way([method], setting ?? e.settings[0], pair[k]))
+    return [
+      pair.join(" less "),
+      digits(e.found.length && Array.isArray(e.found[0]) ? mean(e.found.slice(0, e.look || undefined).map(row => row[j])) : mean(series)),
+      ways.map((link, k) => [k ? ", " : "", link]),
+      together && !own && partOf(ledger.part).rows.length ? h("a", { href: address("pair", { data: ledger.part, method: [a, b] }) }, "by class") : "",
+    ]
+  }
   const rule = meta.rules.find(one => one.name == e.rule)?.title ?? e.rule,
     u = points ? " points" : ""
   const asking =

@@ -114,7 +114,7 @@ def _pairing(loss: Loss, f: Tensor, labels: Tensor | None, positives: Tensor | N
     name, given = type(loss).__name__, positives is not None
     if given and not (loss.takes_positives or loss.takes_targets):
         raise ValueError(f"{name} needs to know each image's class: give labels instead of positives")
-    if not given and (triplets is None or not loss.takes_positives):
+    if not given and (triplets is None or not loss.takes_positives or hasattr(loss, "draw")):  # it draws by them
         raise ValueError(f"{name} needs labels (B,)" + ", or positives (B, B)" * loss.takes_positives)
     check_batch(f, torch.empty(len(f), dtype=torch.int64, device=f.device) if isinstance(f, Tensor) else f)
     if given:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..core import check_numbers, generator, lookup
 from ..distances import pair_masks, safe_sqrt, unit
 from dmlstudy.losses.base import (
-    _AT_ONCE,
     Loss,
     PairLoss,
     all_triplet_hinge,
@@ -279,8 +278,6 @@ class QuadrupletLoss(DrawingLoss, name="quadruplet"):
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:
         if self.needs_triplets and triplets is None:
             raise ValueError("the published quadruplet loss combines all triplets with each other: give it a miner's")
-        if labels is None and not self.needs_triplets:
-            raise ValueError("QuadrupletLoss needs labels (B,), or positives (B, B), beside triplets: it draws by them")
         (a, p, n), kept = self.pairs(labels) if triplets is None else (triplets, torch.ones_like(triplets[0]) > 0)
         d = batch_distances(z)
         pair = lambda i, j: d.flatten().index_select(0, i * len(d) + j)
@@ -301,10 +298,9 @@ class QuadrupletLoss(DrawingLoss, name="quadruplet"):
 
     def outside(self, labels: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:  # labels or a matrix; samples, (T, k)
         "For each row one of the samples that are negatives of all in it, and whether there are any"
-        u = self.draw(len(of), labels.device)
         if labels.ndim == 1:
-            return draw_outside(labels, labels[of], u)
-        negatives, n = pair_masks(labels)[1], max(1, _AT_ONCE // max(1, of.shape[1] * len(labels)))
+            return draw_outside(labels, labels[of], self.draw(len(of), labels.device))
+        negatives, u, n = pair_masks(labels)[1], self.draw(len(of), labels.device), len(labels)
         drawn = [draw_columns(negatives[some].all(1), v) for some, v in zip(of.split(n), u.split(n), strict=True)]
         return torch.cat([index for index, _ in drawn]), torch.cat([found for _, found in drawn])
 
