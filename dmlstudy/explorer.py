@@ -337,13 +337,7 @@ def claim_entries(profile: str, runs: pd.DataFrame) -> list[dict]:  # [] where n
     return out
 
 # %% ../nbs/98_explorer.ipynb #54ab313a
-_LEDGERS = {
-    2: "ledger",
-    3: "tuned",
-    4: "reality",
-    5: "sec_sign",
-    6: "factors",
-}  # version -> table of its verdicts
+_LEDGERS = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors"}  # version -> table of its verdicts
 _TOLD = ("look", "effect", "low", "high", "verdict", "printed", "beside", "new_low", "new_high")
 
 
