@@ -76,8 +76,8 @@ def test_each_module_has_one_notebook():
 
 # The limits. LIBRARY was raised when rooms were added: losses since 2019, replicates, sequences of intervals, boxes,
 # folds, the explorer, files of embeddings, kept models for others, own losses in the race, wrong labels and long tails,
-# the report as an article, questions, intervals for new classes, row blocks for all pairs, explained figures, searches drawn
-# anew, the later ledgers in the explorer. Else only ever lower these.
+# the report as an article, questions, intervals for new classes, row blocks for all pairs, explained figures, searches
+# drawn anew, the later ledgers in the explorer. Else only ever lower these.
 LONGEST, MEDIAN, LIBRARY = 45, 15, 14_670
 
 

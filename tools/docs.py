@@ -121,7 +121,8 @@ def page_of(path: Path, below: str = "") -> Path:
         if cell.cell_type == "code":
             cell.source = DIRECTIVE.sub("", cell.source)
         else:
-            cell.source = re.sub(r"\.ipynb\)", ".md)", with_math(BADGE.sub("", cell.source)))
+            text = re.sub(r"\.ipynb(?=[)#])", ".md", with_math(BADGE.sub("", cell.source)))
+            cell.source = re.sub(r"(?<=\]\()[\w./]*#[\w-]+(?=\))", lambda link: link[0].lower(), text)
     text, found = EXPORTER.from_notebook_node(notebook, resources={"output_files_dir": f"{path.stem}_files"})
     if (kind := path.parent.name) == "experiments":
         text = folded(text)
