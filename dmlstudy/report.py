@@ -183,7 +183,8 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
-_OURS = ["tuned", "tuned_lost", "reality", "decay", "decay_changes", "sec_sign", "sec_sign_rates", "trials"]
+_OURS = ["tuned", "tuned_lost", "redrawn", "redrawn_choices", "reality", "decay", "decay_changes", "sec_sign"]
+_OURS += ["sec_sign_rates", "factors", "trials"]
 _OURS += ["trials_rank", "agreement", "ledger", "omniglot_few", "omniglot_all", "one_shot", "validation", "photos"]
 _OURS += ["axes", "noise", "inflation"]
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}

@@ -405,7 +405,7 @@ def test_failures_are_told_and_retried(study):
     asked = ("--profile", "drill", "--jobs", "2")
     status, told = study.call("run", *asked, "--seeds", "0")
     assert status == 1 and "1 failed:" in told and "Contrastive (D) on glyphs_fine, seed 0" in told, told
-    assert "FileNotFoundError: cub200 is not at /data" in told and "The same command" in told
+    assert "FileNotFoundError: cub200 is not at /data" in told and "Run the same command" in told
     assert set(study.trained().values()) == {1}
     assert [record["run"]["method"] for record in study.results().values()] == ["Softmax"]
     assert "Softmax" in (study.folder / "outputs/drill/tables/roth_table2.md").read_text()  # drawn from what there is
@@ -698,7 +698,7 @@ def test_status_of_ten_thousand_records_is_fast(study):
     rows = [line.split() for line in told.splitlines()]
     n = len(all_runs(jobs_of("glyphs", ["objectives"], ["glyphs_fine"])))
     assert status == 0 and ["objectives", "glyphs_fine", str(n), str(n - 1), "0", "0"] in rows, told
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10  # seconds, however busy the machine
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 15  # seconds, however busy the machine
 
 
 @pytest.mark.slow

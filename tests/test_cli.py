@@ -201,7 +201,7 @@ def test_the_time_to_list_runs_grows_no_faster_than_their_number(call):
 def test_without_notebooks_the_command_says_what_to_clone(call, monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["dmlstudy"], "__file__", str(tmp_path / "site/dmlstudy/__init__.py"))
     status, _, complaint = call("run", "--profile", "drill")
-    assert status == 2 and "clone the project (git clone http" in complaint
+    assert status == 2 and "call dmlstudy in a clone of the project" in complaint
     assert not (tmp_path / "outputs").exists()
 
 

@@ -20,7 +20,7 @@ from dmlstudy.verdicts import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[1]
 LEDGER = read_ledger()
-TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign"}  # version -> its table in outputs/tables
+TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors"}  # version -> its table in outputs/tables
 
 
 def records_of(version: int) -> list[dict]:
@@ -43,6 +43,7 @@ def git(*words: str) -> subprocess.CompletedProcess:
         (3, "tuned_omniglot.json"),
         (4, "ledger_4.toml"),
         (5, "ledger_5.toml"),
+        (6, "ledger_6.toml"),
     ],
 )
 def test_the_ledger_was_there_before_its_records(version, file):
@@ -83,6 +84,18 @@ def test_the_search_of_the_fourth_ledger_was_there_before_its_records():
         then = json.loads(git("show", f"{commit}:{file}").stdout)["omniglot_few"]
         trained = {r["run"]["method"] for r in RECORDS[4] if r["made"]["git"] == commit} - {"ImageNet"}
         assert trained and all(then[method] == chosen["omniglot_few"][method] for method in trained)
+
+
+def test_each_search_drawn_anew_saw_other_draws_and_its_choice_follows_from_its_trials():
+    trials = [json.loads(line) for line in (ROOT / "outputs/records/omniglot_redrawn_search.jsonl").open()]
+    assert all([*r["curves"]] == ["validation"] and r["run"]["fold"] == 0 for r in trials)
+    drawn = Counter((r["run"]["method"], r["run"]["replicate"]) for r in trials)
+    assert len(drawn) == 4 * 8 and {*drawn.values()} == {20} and {at for _, at in drawn} == {*range(110, 118)}
+    chosen = json.loads((ROOT / "dmlstudy/assets/tuned_redrawn.json").read_text())
+    assert chosen == chosen_by_search("omniglot_redrawn", trials)
+    for i, fields in enumerate(chosen["omniglot_few"]["SHT + SEC"]):
+        run = run_of("omniglot_redrawn", "omniglot_few", "SHT + SEC", None, replicate=10 + i)
+        assert (run.lr, run.eta) == (fields["lr"], fields["eta"])
 
 
 def recalls(method: str, replicate: int, head: float = 1.0) -> list[float]:  # at each evaluation

@@ -139,7 +139,7 @@ def test_a_file_races_unless_a_profile_or_other_data_are_named(tmp_path, capsys,
     file = tmp_path / "my_method.py"
     file.write_text(SEARCHED)
     cli.main(["run", "--extend", str(file), *words, "--dry-run"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(tuple(planned))]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith(tuple(planned))]
     assert {name: (dataset, int(runs)) for name, dataset, runs, *_ in rows} == planned
 
 

@@ -112,7 +112,8 @@ class Live:
     def feed(self):
         classes, images = self.splits["train"]
         names = tuple(map(str, range(classes)))
-        return feed_of(self.run, {"train": Split(range(images), torch.arange(images) % classes, names)}, CPU)
+        train = Split(range(images), torch.arange(images) % classes, names)
+        return feed_of(self.run, {"train": train}, CPU, views=METHODS[self.run.method].views)
 
     @cached_property
     def trained(self) -> SimpleNamespace:  # body, head, optimizer; the network itself is not kept
