@@ -6,6 +6,7 @@ notebooks that nbdev_test would run.
 """
 
 import html
+import importlib
 import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -60,7 +61,7 @@ if __name__ == "__main__":
     every = [p for p in sorted((ROOT / "nbs").rglob("*.ipynb")) if not (p.parent / ".notest").exists()]
     asked = [Path(name).resolve() for name in sys.argv[1:]]
     paths = asked or [p for p in every if ".ipynb_checkpoints" not in p.parts]
-    with ProcessPoolExecutor(min(2, len(paths))) as pool:
-        found = [line for lines in pool.map(differing, paths) for line in lines]
+    with ProcessPoolExecutor(min(2, len(paths))) as pool:  # by name: a notebook takes the place of __main__
+        found = [line for lines in pool.map(importlib.import_module("same").differing, paths) for line in lines]
     print("\n".join(found))
     sys.exit(f"{len(found)} differ: fill them again with tools/fill.py, or mend the code" if found else None)
