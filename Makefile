@@ -35,7 +35,7 @@ test: setup  ## run every check of tools/check.py but the slow ones
 	@$(BIN)/python tools/check.py
 
 test-slow: setup  ## the slow checks: all outputs drawn and printed again, kill drills, long trainings, some records made again
-	@$(BIN)/python tools/check.py outputs shown slow
+	@$(BIN)/python tools/check.py outputs slow
 
 prepare: setup  ## the daily loop: format, export, test, clean, write the README [NB=nbs/50_losses.tuples.ipynb: test that one]
 	@$(BIN)/ruff check --fix --quiet nbs tests tools setup.py && $(BIN)/ruff format --quiet nbs tests tools setup.py
