@@ -138,7 +138,7 @@ def _search_choice(
     "Choose the learning rates of methods as those of the study were chosen, and keep the choice"
     p = PROFILES[profile]
     datasets = [d for d in datasets if p.search and not d.startswith("folder:")]  # where the rows were searched
-    trials = [run for d in datasets for run in search_runs(profile, d, p.search.get("seed"), methods)]
+    trials = [run for d in datasets for run in search_runs(profile, d, p.search.get("seeds", [None])[0], methods)]
     if trials:
         found = [record(run) for run in tqdm(trials, "trials on held-out classes", leave=False)]
         keep_choice(p, chosen_by_search(profile, found, methods))

@@ -56,10 +56,13 @@ class Profile:
 
     @property
     def trial_draws(self) -> dict[str, list[int]]:
-        "Seeds and replicates of the trials; several replicates: a search for each replicate of the profile, in turn"
-        search = self.search or {}
-        one = {f"{name}s": [search[name]] for name in ("seed", "replicate") if name in search}
-        return one | ({"replicates": search["replicates"]} if "replicates" in search else {})
+        "Seeds or replicates of the trials; several replicates: a search for each replicate of the profile, in turn"
+        return {name: found for name, found in (self.search or {}).items() if name in ("seeds", "replicates")}
+
+    @property
+    def searches(self) -> list[int]:
+        "A replicate for each search"
+        return self.trial_draws.get("replicates", [0])
 
 # %% ../nbs/91_study.ipynb #7bbcf418
 def _merged(base: Mapping, more: Mapping) -> dict:
@@ -234,7 +237,7 @@ def methods_of(
 # %% ../nbs/91_study.ipynb #72427af6
 def _tried(p: Profile, method: str, replicate: int) -> np.ndarray:  # (trials, axes), in the unit cube
     "Where the trials of a search in boxes lie; elsewhere in each search of several"
-    axes, several = len(box_of(METHODS[method], p.search)), "replicates" in p.search
+    axes, several = len(box_of(METHODS[method], p.search)), len(p.searches) > 1
     return unit_points(p.search["trials"], axes, zlib.crc32(method.encode()) + several * replicate)
 
 
@@ -273,7 +276,7 @@ def search_runs(
     replicate: int | None = None,  # None: that of the profile's search, the first of several
 ) -> list[Run]:
     "The trials of methods of a profile on one data set"
-    at = PROFILES[profile].trial_draws.get("replicates", [0])[0] if replicate is None else replicate
+    at = PROFILES[profile].searches[0] if replicate is None else replicate
     return [
         run_of(profile, dataset, method, seed, fold=fold, **trial, measure="validation", replicate=at)
         for method in methods or methods_of(profile, dataset)
@@ -316,12 +319,10 @@ def choose_in_boxes(
     records: Iterable[Mapping],  # of its trials
     rule: str = "window",  # one of SELECTIONS: the one by which rows will be compared
     methods: Sequence[str] = (),  # empty: all of the profile
-) -> (
-    pd.DataFrame
-):  # dataset, method, fields of a run, best (trial's score), fitted (variance explained), edges, replicate
+) -> pd.DataFrame:  # dataset, method, fields of a run, best (trial's score), fitted (its variance), edges, replicate
     "What a search in boxes chose for each method whose trials are all there"
     p, by_key, rows = PROFILES[profile], {record["key"]: record for record in records}, []
-    asked = product(p.datasets, methods or p.methods, p.trial_draws["replicates"])
+    asked = product(p.datasets, methods or p.methods, p.searches)
     for dataset, method, replicate in asked:
         keys = METHODS[method].loss and [run.key() for run in search_runs(profile, dataset, None, [method], replicate)]
         if keys and by_key.keys() >= {*keys}:
@@ -340,13 +341,13 @@ def chosen_by_search(
     methods: Sequence[str] = (),  # empty: all of the profile
 ) -> dict[str, dict[str, dict | list]]:  # data set -> method -> fields of a run, of several searches a list
     "What the search of a profile chose, in boxes or from lists"
-    search, chosen = PROFILES[profile].search, {}
-    if "trials" not in search:
+    p, chosen = PROFILES[profile], {}
+    if "trials" not in p.search:
         return choose(records)
-    rows = choose_in_boxes(profile, records, search["rule"], methods)
+    rows = choose_in_boxes(profile, records, p.search["rule"], methods)
     for (dataset, method), found in rows.groupby(["dataset", "method"], sort=False)["fields"]:
-        if len(found) == len(search.get("replicates", [0])):
-            chosen.setdefault(dataset, {})[method] = [*found] if "replicates" in search else found.iloc[0]
+        if len(found) == len(p.searches):
+            chosen.setdefault(dataset, {})[method] = [*found] if len(found) > 1 else found.iloc[0]
     return chosen
 
 # %% ../nbs/91_study.ipynb #91unsea1
@@ -386,7 +387,7 @@ def runs_of(
     p, chosen = lookup("profile", profile, PROFILES), methods or ()
     chosen = [m.strip() for m in chosen.split(";") if m.strip()] if isinstance(chosen, str) else [*chosen]
     if experiment == "search":
-        found = search_runs(profile, dataset, seed, chosen, replicate if "replicates" in p.search else None)
+        found = search_runs(profile, dataset, seed, chosen, replicate or None)
     else:
         said = EXPERIMENTS[experiment] | p.experiments.get(experiment, {})
         rows = [*(said.get("methods") or methods_of(profile, dataset)), *said.get("more", {}).get(dataset, [])]
@@ -422,9 +423,8 @@ class Job:
         files = (asset(chosen), outputs() / "custom" / chosen) if chosen else ()
         state = tuple(file.stat().st_mtime_ns if file.exists() else None for file in files)
         state += tuple(row.source for row in METHODS.values() if row.source)
-        at = self.replicate if "replicates" in (PROFILES[self.profile].search or ()) else 0
-        alike = _runs_alike(self.experiment, self.profile, self.dataset, self.methods, self.strict_data, at, state)
-        return [replace(run, seed=self.seed, replicate=self.replicate) for run in alike]
+        same = (self.experiment, self.profile, self.dataset, self.methods, self.strict_data, self.replicate)
+        return [replace(run, seed=self.seed, replicate=self.replicate) for run in _runs_alike(*same, state)]
 
 # %% ../nbs/91_study.ipynb #a11a0001
 def all_runs(jobs: Iterable[Job]) -> list[Run]:  # each once, in the order of the jobs

@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from dmlstudy.cli import main
+from dmlstudy.core import asset
 from dmlstudy.ledger import _rows, asked, effects, judge, judged, read_ledger, still_open
 from dmlstudy.records import tidy
 from dmlstudy.study import chosen_by_search, run_of
@@ -96,6 +97,25 @@ def test_each_search_drawn_anew_saw_other_draws_and_its_choice_follows_from_its_
     for i, fields in enumerate(chosen["omniglot_few"]["SHT + SEC"]):
         run = run_of("omniglot_redrawn", "omniglot_few", "SHT + SEC", None, replicate=10 + i)
         assert (run.lr, run.eta) == (fields["lr"], fields["eta"])
+
+
+def test_the_gains_of_the_sixth_ledger_are_what_the_papers_print():
+    """Tables 7 to 9 on CUB200-2011, and the rebuttal's Table 5 on CARS196 beside its main table."""
+    claims = {claim["id"]: claim for claim in read_ledger(6)["claim"]}
+    table = pd.read_csv(asset("roth2020_samplers.csv")).query("dataset == 'cub200' and metric == 'R@1'")
+    names = table["loss"].replace({"Margin (D)": "Margin (D, beta=1.2)"})
+    of = table.assign(loss=names).set_index(["loss", "sampler"])["mean"]
+    for method, gain in claims["F1"]["gains"].items():
+        assert gain == pytest.approx(of[method, "SPC-2"] - of[method, "SPC-4"])
+    for row, gain in claims["F2"]["gains"].items():
+        method = row.removesuffix(" | sampler=frd")
+        assert gain == pytest.approx(of[method, "FRD"] - of[method, "SPC-2"])
+    main = pd.read_csv(asset("sec2020_main.csv")).query("dataset == 'cars196' and loss == 'SHT' and metric == 'R@1'")
+    alone = main.set_index("regularizer")["value_percent"]["none"]
+    heads = pd.read_csv(asset("sec2020_table5_bnwn.csv")).set_index("variant")["R@1"]
+    with_sec = [heads["SEC"] - alone, heads["BN+SEC"] - heads["BN"], heads["WN+SEC"] - heads["WN"]]
+    assert [*claims["F13"]["gains"].values()] == pytest.approx(with_sec)
+    assert [*claims["F15"]["gains"].values()] == pytest.approx([heads["BN"] - alone, heads["WN"] - alone])
 
 
 def recalls(method: str, replicate: int, head: float = 1.0) -> list[float]:  # at each evaluation
