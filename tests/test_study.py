@@ -1,7 +1,11 @@
 """Profiles are sound, and what they use was chosen on validation classes by recorded trials."""
 
 import json
+import os
 import random
+import re
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -13,6 +17,7 @@ from dmlstudy.core import asset, make_run, root, versions
 from dmlstudy.data import DATASETS
 from dmlstudy.methods import METHODS
 from dmlstudy.records import batch_file, migrated, read_batch, selected, tidy
+from dmlstudy.stats import t_interval
 from dmlstudy.study import (
     EXPERIMENTS,
     PROFILES,
@@ -131,6 +136,42 @@ def test_committed_records_are_made_again_to_the_last_bit():
         assert make_run(again["run"]) == make_run(record["run"])  # which may be older than some field
         for part in record.keys() - {"made", "run"}:
             assert json.dumps(again[part]) == json.dumps(record[part]), f"{part} of {record['key']}, drawn with {seed}"
+
+
+OTHER = {  # instructions of another kind than a record's: what a run does on another processor
+    "AVX512": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "AVX2": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+}
+AGAIN = """
+import json, sys, torch
+from dmlstudy.core import make_run
+from dmlstudy.train import device_name, fit
+print(device_name(torch.device("cpu")))
+for run in json.load(sys.stdin):
+    print(fit(make_run(run), "cpu")["curves"]["test"]["recall@1"][-1])
+"""
+
+
+@pytest.mark.slow
+@on_records
+def test_other_processors_find_the_same_on_average():
+    """Ten recorded runs on drawings, others each time: the mean of the paired differences, with its 90 % interval."""
+    seed = int(time.time())
+    kept = [r for name in ("omniglot", "omniglot_confirm") for r in read_batch(name) if r["run"]["steps"]]
+    short = sorted(kept, key=lambda r: r["made"]["seconds"])[: len(kept) // 2]
+    sample = random.Random(seed).sample(short, 10)
+    kinds = {re.search(r"AVX\w+", r["made"]["device"])[0] for r in short}
+    env = os.environ | OTHER[kinds.pop()]
+    assert not kinds, "drawings were trained on processors of two kinds"
+    runs = json.dumps([r["run"] for r in sample])
+    out = subprocess.run([sys.executable, "-c", AGAIN], input=runs, capture_output=True, text=True, env=env, check=True)
+    device, *found = out.stdout.split("\n")[:11]
+    assert device != sample[0]["made"]["device"], "the instructions are the same"
+    once = [r["curves"]["test"]["recall@1"][-1] for r in sample]
+    change = 100 * np.subtract([float(value) for value in found], once)
+    assert change.any(), "nothing differs to the last bit: no other instructions were used"
+    low, high = t_interval(change, 0.9)
+    assert -0.3 < low < high < 0.3, f"{change.round(2)}, drawn with {seed}"
 
 
 def test_experiments_split_by_method():
