@@ -73,7 +73,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     runs = all_runs(jobs)
     asked = {(job.profile, run.dataset, run.method): None for job in jobs for run in job.runs()}
     if early := [(profile, m) for profile, dataset, m in asked if unsearched(profile, dataset, [m])]:
-        todo = f'dmlstudy search --profile {early[0][0]} --methods "{"; ".join(m for _, m in early)}"'
+        todo = f'dmlstudy tune --profile {early[0][0]} --methods "{"; ".join(m for _, m in early)}"'
         raise ValueError(f"no search has chosen for {len(early)} rows: {todo}; or name other rows with --methods")
     with fresh_outputs() if args.fresh else nullcontext():
         if args.dry_run:
@@ -207,7 +207,7 @@ def _decide(name: str, methods: list[str], seeds: list[int], profile: str) -> No
     if card.get("asked") != asked:
         card = keep_model(row, name, seeds, profile, folder, asked)
     print(threshold_said(card["verification"]))
-    print(f"{folder}: {row}, kept as a model; dmlstudy find --model {folder} IMAGE")
+    print(f"{folder}: {row}, kept as a model; dmlstudy search --model {folder} IMAGE")
 
 # %% ../nbs/99_cli.ipynb #bdf365f6
 def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str]) -> list | int:
@@ -365,7 +365,7 @@ def _obstacles(jobs: "Sequence[Job]") -> list[str]:
     return found
 
 # %% ../nbs/99_cli.ipynb #ff4ade17
-def _search(args: argparse.Namespace) -> int:  # exit status
+def _tune(args: argparse.Namespace) -> int:  # exit status
     "Choose learning rates and weights on validation classes, and write what was chosen"
     import json
 
@@ -528,7 +528,7 @@ def _serve(kept, port: int, k: int) -> int:  # exit status
     return 0
 
 
-def _find(args: argparse.Namespace) -> int:  # exit status
+def _search(args: argparse.Namespace) -> int:  # exit status
     "Print the images nearest to pictures of your own, by a model that was kept"
     from dmlstudy.folds import threshold_said
     from dmlstudy.kept import draw_found, find, load
@@ -747,17 +747,18 @@ COMMANDS = {  # name -> function and options
     "tables": (_tables, "profile jobs"),
     "values": (_values, "profile"),
     "drop": (_drop, "key"),
-    "search": (_search, "profile methods jobs dry_run"),
+    "tune": (_tune, "profile methods jobs dry_run"),
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels label gallery gallery_labels relevance metrics no_intervals csv"),
-    "find": (_find, "image model k picture serve port"),
+    "search": (_search, "image model k picture serve port"),
     "list": (_list, ""),
 }
 
 # %% ../nbs/99_cli.ipynb #a9a3a087
 def _called(words: Sequence[str]) -> int:  # exit status
     "Parse what was asked, and do it"
+    words = ["search", *words[1:]] if words[:1] == ["find"] else words  # its name before
     if words and not words[0].startswith("-"):
         lookup("command", words[0], COMMANDS)
     args = _parsed(words)

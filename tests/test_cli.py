@@ -61,8 +61,8 @@ def test_help(call, command):
         ("tables --jobs 1.5", "'1.5' is not a number of processes"),
         ("tables --profile nothing", "There is no profile 'nothing'"),
         ("tables --profile smoke", "dmlstudy run --profile smoke"),
-        ("search --profile paper", "has no search of its own"),
-        ("search --profile glyphs_full", "has no search of its own"),
+        ("tune --profile paper", "has no search of its own"),
+        ("tune --profile glyphs_full", "has no search of its own"),
         ("data check cub20", "Did you mean 'cub200'"),
     ],
 )
@@ -106,9 +106,9 @@ def test_status_of_nothing(call):
     assert ["omniglot_few", "7", "0", "0", "0"] in [row[1:] for row in rows]
 
 
-def test_search_dry_run_has_two_stages(call):
+def test_tune_dry_run_has_two_stages(call):
     before = asset("tuned_glyphs.json").read_bytes() if asset("tuned_glyphs.json").exists() else None
-    status, told, _ = call("search", "--dry-run")
+    status, told, _ = call("tune", "--dry-run")
     assert status == 0 and told.count("search ") == 6
     assert before == (asset("tuned_glyphs.json").read_bytes() if before is not None else None)
 

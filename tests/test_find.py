@@ -52,7 +52,7 @@ def test_the_best_model_is_kept(ranked, model, capsys):
     assert cli.main([*ranked[1], "--methods", "Softmax"]) == 0  # again: what is kept stays
     told = capsys.readouterr().out
     assert (model / "model.safetensors").stat().st_mtime_ns == before
-    assert "Should you train at all? " in told and f"find --model {model}" in told
+    assert "Should you train at all? " in told and f"search --model {model}" in told
     assert "Training the whole network is not offered on a CPU" in told or "whole network" in told
     assert "Same class up to a distance of" in told and "row is" in told
     (table,) = (ranked[0] / "outputs/custom/tables").glob("photos*.csv")
@@ -97,7 +97,7 @@ def test_a_broken_picture_does_not_stop_the_others(ranked, model, tmp_path):
 
 def test_find_prints_and_draws(ranked, model, capsys, tmp_path):
     images = [str(ranked[0] / "photos/colour 4" / f"{i}.jpg") for i in (0, 2)]
-    words = ["find", "--model", str(model), *images, "--k", "5", "--picture", str(tmp_path / "found.png")]
+    words = ["search", "--model", str(model), *images, "--k", "5", "--picture", str(tmp_path / "found.png")]
     assert cli.main(words) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == images[0] and told[2].split() == ["0.000", "colour", "4", "colour", "4/0.jpg"]

@@ -274,7 +274,7 @@ def test_what_was_not_searched_is_not_trained(monkeypatch, capsys):
         "--dry-run",
     ]
     assert main(words) == 2
-    assert "no search has chosen for 2 rows: dmlstudy search --profile omniglot_objectives" in capsys.readouterr().err
+    assert "no search has chosen for 2 rows: dmlstudy tune --profile omniglot_objectives" in capsys.readouterr().err
 
 
 PLANTED = {"recall@1": 0.0, "recall@2": 0.5, "recall@4": 1.0, "map@r": 2.0}  # metric -> effect in sizes of interest

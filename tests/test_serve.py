@@ -54,7 +54,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(model):
     """The command, and the address it prints."""
-    call = [sys.executable, "-m", "dmlstudy", "find", "--model", str(model), "--serve", "--port", "0", "--k", "6"]
+    call = [sys.executable, "-m", "dmlstudy", "search", "--model", str(model), "--serve", "--port", "0", "--k", "6"]
     heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background command is deaf to Ctrl-C
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heard}
     with subprocess.Popen(call, text=True, **pipes) as process:
@@ -66,13 +66,13 @@ def server(model):
 
 
 def test_the_command_says_what_is_missing(model, capsys):
-    assert cli.main(["find", "--model", str(model)]) == 2
+    assert cli.main(["search", "--model", str(model)]) == 2
     assert "name images to find the nearest to, or give --serve" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(model, server, capsys):
     port = server.rstrip("/").rsplit(":", 1)[1]
-    assert cli.main(["find", "--model", str(model), "--serve", "--port", port]) == 2
+    assert cli.main(["search", "--model", str(model), "--serve", "--port", port]) == 2
     assert f"port {port} cannot be used here (Address already in use)" in capsys.readouterr().err
 
 
