@@ -38,9 +38,9 @@ def some_triplets(labels, purpose="triplets", at_most=12):
 # loops, each from its formula
 
 
-def loop_contrastive(f, y, triplets):
+def loop_contrastive(f, y, triplets, pos=0.0, neg=1.0):
     z = unit(f)
-    return mean([relu(dist(z[a], z[p])) + relu(1 - dist(z[a], z[n])) for a, p, n in triplets], 0 * f.sum())
+    return mean([relu(dist(z[a], z[p]) - pos) + relu(neg - dist(z[a], z[n])) for a, p, n in triplets], 0 * f.sum())
 
 
 def loop_triplet(f, y, triplets, power=2):
@@ -50,10 +50,11 @@ def loop_triplet(f, y, triplets, power=2):
     )
 
 
-def loop_margin(f, y, triplets, pairs=False):
+def loop_margin(f, y, triplets, pairs=False, betas=(1.2,) * CLASSES):
     z, total, active = unit(f), 0 * f.sum(), 0
     for a, p, n in triplets:
-        pull, push = relu(dist(z[a], z[p]) - 1.2 + 0.2), relu(1.2 - dist(z[a], z[n]) + 0.2)
+        beta = betas[y[a]]
+        pull, push = relu(dist(z[a], z[p]) - beta + 0.2), relu(beta - dist(z[a], z[n]) + 0.2)
         total = total + pull + push
         active += (int(pull > 0) + int(push > 0)) if pairs else int(pull > 0 or push > 0)
     return total / max(1, active)
@@ -69,6 +70,12 @@ def loop_snr(f, y, triplets, lam=0.005):
 
 CASES = {  # name -> (class, arguments, loop, arguments of the loop)
     "contrastive": ("ContrastiveLoss", {}, loop_contrastive, {}),
+    "contrastive, margins": (
+        "ContrastiveLoss",
+        {"pos_margin": 0.8, "neg_margin": 1.3},
+        loop_contrastive,
+        {"pos": 0.8, "neg": 1.3},
+    ),
     "triplet": ("TripletLoss", {}, loop_triplet, {}),
     "triplet, not squared": ("TripletLoss", {"squared": False}, loop_triplet, {"power": 1}),
     "margin": ("MarginLoss", {}, loop_margin, {}),
@@ -329,6 +336,18 @@ def test_draw_outside():
     labels = torch.tensor([0, 1, 2, 1, 0, 3])
     index, _ = tuples.draw_outside(labels, torch.tensor([[1, 3]]).expand(6000, 2), torch.rand(6000, generator=g))
     assert (index.bincount(minlength=6)[[0, 2, 4]] - 2000).abs().max() < 5 * math.sqrt(6000 * 2 / 9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_class_has_its_own_beta(seed):
+    """The boundary is that of the anchor's class."""
+    f, labels = batch(seed)
+    loss, betas = tuples.MarginLoss(n_classes=CLASSES), torch.linspace(0.7, 1.6, CLASSES)
+    loss.beta.data.copy_(betas)
+    for given in (None, some_triplets(labels)):
+        listed = torch.stack(all_triplets(labels) if given is None else given, 1).tolist()
+        expected = loop_margin(f, labels, listed, betas=betas.double())
+        torch.testing.assert_close(loss(f, labels, given), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_margin_parameters():
