@@ -54,6 +54,15 @@ def test_func_grad_with_triplets(name):
     torch.testing.assert_close(torch.func.grad(make())(f, PAIRS, given), slope(make(), f, PAIRS, given))
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@every
+def test_an_embedding_that_is_not_finite_is_seen(name, variant, wrong):
+    """Even one that no pair of the batch needs: the only image of its class."""
+    f = draw(7)
+    f[6, 0] = wrong
+    assert make_loss(name, CLASSES, DIM, variant)(f, torch.tensor([0, 0, 1, 1, 2, 2, 3])).isnan()
+
+
 def with_full_memory():
     loss = with_memory(make_loss("supcon"), size=16, warmup=0)
     loss(draw(8, purpose="past"), PAIRS)

@@ -225,6 +225,7 @@ LOOPS = {
     "smooth_ap": ("smooth_ap", {}, loop_smooth_ap),
     "smooth_ap, soft": ("smooth_ap", {"tau": 0.2}, loop_smooth_ap),
     "recall_at_k": ("recall_at_k", {}, loop_recall_at_k),
+    "recall_at_k, cut at k": ("recall_at_k", {"ks": (1, 2), "tau1": 5.0}, loop_recall_at_k),
     "recall_at_k, soft": ("recall_at_k", {"ks": (1, 3), "tau1": 0.5, "tau2": 0.2}, loop_recall_at_k),
     **{f"pnp {kind}": ("pnp", {"kind": kind, "tau": 0.1, "alpha": 2.0, "b": 3.0}, loop_pnp) for kind in KINDS},
     "pnp": ("pnp", {}, loop_pnp),
