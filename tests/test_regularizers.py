@@ -214,6 +214,20 @@ def test_l2_shrinks_all_norms_alike():
     assert (unit(path[-1]) - unit(path[0])).norm(dim=1).max() < 1e-10
 
 
+def test_thresholds_by_loops():
+    """Means over the active hinges alone, of positives and of negatives (Zhang et al., ICLR 2024)."""
+    f, labels = batch("thresholds", n=12, dim=4).detach(), torch.arange(12) % 4
+    z, pulls, pushes = unit(f), [], []
+    for i in range(12):
+        for j in set(range(12)) - {i}:
+            s, same = float(z[i] @ z[j]), labels[i] == labels[j]
+            (pulls if same else pushes).append(0.7 - s if same else s - 0.2)
+    active = [[h for h in hinges if h > 0] for hinges in (pulls, pushes)]
+    assert all(0 < len(some) < len(every) for some, every in zip(active, (pulls, pushes), strict=True))
+    reg = make_regularizer("threshold_consistent", eta=0.5, pos_margin=0.7, neg_margin=0.2)
+    assert float(reg(f, labels)) == pytest.approx(0.5 * sum(sum(some) / len(some) for some in active))
+
+
 def test_ring_learns_its_radius():
     f, ring = batch("ring"), Ring(eta=1)
     n = f.detach().norm(dim=1)
