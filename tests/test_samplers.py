@@ -212,6 +212,9 @@ def test_spc_r_draws_classes_not_images():
     for i in range(50):
         batch = make_sampler("spc_r", many, 20).batch(0, i)
         assert batch[-1] in batch[:-1]
+    batches = [make_sampler("spc_r", many, 20).batch(0, i).tolist() for i in range(400)]
+    seen = np.bincount([b.index(b[-1]) for b in batches], minlength=19)  # each drawn one is the partner equally often
+    assert scipy.stats.chisquare(seen).pvalue > 1e-4
 
 
 def test_short_classes():

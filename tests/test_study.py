@@ -27,6 +27,7 @@ from dmlstudy.study import (
     run_of,
     runs_of,
     scores,
+    search_runs,
     setting_of,
     trials,
 )
@@ -172,6 +173,14 @@ def test_other_processors_find_the_same_on_average():
     assert change.any(), "nothing differs to the last bit: no other instructions were used"
     low, high = t_interval(change, 0.9)
     assert -0.3 < low < high < 0.3, f"{change.round(2)}, drawn with {seed}"
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if PROFILES[name].search])
+def test_each_trial_is_made_on_the_folds_of_the_search(name):
+    """They may be others than those of the profile's runs."""
+    method = next(m for m in PROFILES[name].methods if m in METHODS and METHODS[m].loss)
+    found = search_runs(name, PROFILES[name].datasets[0], 0, [method])
+    assert [*dict.fromkeys(run.fold for run in found)] == PROFILES[name].search["folds"]
 
 
 def test_experiments_split_by_method():

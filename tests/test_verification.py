@@ -27,6 +27,19 @@ def test_no_threshold_is_wrong_on_fewer_pairs(rng):
         assert [int(np.sum(~same & (distance <= t))) for t in thresholds] == mistaken.tolist()
 
 
+def test_accepted_at_a_share_of_wrong_ones_by_a_loop(rng):
+    """tar@x: the greatest share of same pairs accepted by a threshold that accepts at most x of the others."""
+    f, labels = rng.normal(size=(60, 3)), np.arange(60) % 6
+    pairs = [(i, j, int(labels[i] == labels[j])) for i in range(60) for j in range(i)]
+    found = verification(f, labels, pairs, far=(0.3, 0.1, 0.02))
+    z = f / np.linalg.norm(f, axis=1, keepdims=True)
+    distance = np.array([np.linalg.norm(z[i] - z[j]) for i, j, _ in pairs])
+    same = np.array([one for *_, one in pairs], bool)
+    for most in (0.3, 0.1, 0.02):
+        cuts = [t for t in [-1.0, *distance] if (distance[~same] <= t).mean() <= most]
+        assert found[f"tar@{most:g}"] == pytest.approx(max((distance[same] <= t).mean() for t in cuts), abs=0.005)
+
+
 def test_each_part_is_judged_by_the_threshold_of_the_others(rng):
     """A loop over the parts of the pairs that are drawn."""
     y = np.repeat(np.arange(30), 5)
