@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dmlstudy.folds import best_said, fold_interval, training_said
+from dmlstudy.folds import best_said, chosen_place, fold_interval, training_said
 
 ROUNDS, PARTS = 2, 4
 
@@ -68,3 +68,11 @@ def test_the_interval_covers():
     rng = np.random.default_rng(2)
     hit = lambda t: (lambda low, high: low <= 2 <= high)(*fold_interval(np.subtract(t["a"], t["b"]), 1 / 3))
     assert np.mean([hit(folder(rng, 24, [2, 0])) for _ in range(1000)]) > 0.935
+
+
+def test_of_equal_evaluations_the_first_is_kept():
+    """By recall@1 on validation classes, then MAP@R, then the earlier step; without validation classes the last one."""
+    curves = {"recall@1": [0.5, 0.7, 0.7, 0.7, 0.6], "map@r": [0.9, 0.3, 0.4, 0.4, 0.8]}
+    train = {"step": [0, 10, 20, 30, 40]}
+    assert chosen_place({"train": train, "validation": curves}) == 2
+    assert chosen_place({"train": train}) == 4
