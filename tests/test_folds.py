@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dmlstudy.folds import best_said, chosen_place, fold_interval, training_said
+from dmlstudy.folds import best_said, chosen_place, chosen_values, fold_interval, training_said
 
 ROUNDS, PARTS = 2, 4
 
@@ -76,3 +76,11 @@ def test_of_equal_evaluations_the_first_is_kept():
     train = {"step": [0, 10, 20, 30, 40]}
     assert chosen_place({"train": train, "validation": curves}) == 2
     assert chosen_place({"train": train}) == 4
+
+
+def test_a_row_is_judged_on_validation_classes():
+    """The mean of both scores there, at the chosen step, whatever the test classes say."""
+    curve = lambda *values: {"recall@1": [*values], "map@r": [*values], "step": [0, 10]}
+    curves = {"train": curve(0.8, 0.7), "validation": curve(0.1, 0.5), "test": curve(0.9, 0.2)}
+    found = chosen_values({"curves": curves})
+    assert found["judged"] == pytest.approx(0.5) and found["recall@1"] == 0.2 and not found["start kept"]
