@@ -343,11 +343,16 @@ assert look() == before, (look(), before)
 
 def test_a_run_says_how_it_is_doing(capsys):
     news = []
-    fit(make_run(TINY), device="cpu", hooks=[Progress(tell=news.append, every=0)])
+    record = fit(make_run(TINY), device="cpu", hooks=[Progress(tell=news.append, every=0)])
     assert [told["step"] for told in news] == [1, 2, 3, 4, 5, 6] and news[-1]["seconds_left"] == 0
     assert all(told["steps"] == 6 and told["images_per_second"] > 0 and "loss" in told["terms"] for told in news)
     shown = capsys.readouterr().err
     assert "672/672" in shown and "image/s" in shown and "loss=" in shown and "validation recall@1=" in shown
+    each, begin = [told["terms"]["loss"] for told in news], 0
+    for end, mean in zip(record["terms"]["step"], record["terms"]["loss"], strict=True):  # since the evaluation before
+        assert mean == pytest.approx(sum(each[begin:end]) / (end - begin), abs=1e-4) and end > begin
+        begin = end
+    assert begin == 6
 
 
 def test_every_hook_hears_of_the_end():
