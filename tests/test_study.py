@@ -176,11 +176,12 @@ def test_other_processors_find_the_same_on_average():
 
 
 @pytest.mark.parametrize("name", [name for name in PROFILES if PROFILES[name].search])
-def test_each_trial_is_made_on_the_folds_of_the_search(name):
-    """They may be others than those of the profile's runs."""
+def test_each_trial_measures_validation_classes_on_the_folds_of_the_search(name):
+    """These may be others than those of the profile's runs."""
     method = next(m for m in PROFILES[name].methods if m in METHODS and METHODS[m].loss)
     found = search_runs(name, PROFILES[name].datasets[0], 0, [method])
     assert [*dict.fromkeys(run.fold for run in found)] == PROFILES[name].search["folds"]
+    assert {run.measure for run in found} == {"validation"}
 
 
 def test_experiments_split_by_method():
