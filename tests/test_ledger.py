@@ -91,7 +91,7 @@ def test_each_search_drawn_anew_saw_other_draws_and_its_choice_follows_from_its_
     trials = [json.loads(line) for line in (ROOT / "outputs/records/omniglot_redrawn_search.jsonl").open()]
     assert all([*r["curves"]] == ["validation"] and r["run"]["fold"] == 0 for r in trials)
     drawn = Counter((r["run"]["method"], r["run"]["replicate"]) for r in trials)
-    assert len(drawn) == 4 * 8 and {*drawn.values()} == {20} and {at for _, at in drawn} == {*range(110, 118)}
+    assert len(drawn) == 9 * 8 and {*drawn.values()} == {20} and {at for _, at in drawn} == {*range(110, 118)}
     chosen = json.loads((ROOT / "dmlstudy/assets/tuned_redrawn.json").read_text())
     assert chosen == chosen_by_search("omniglot_redrawn", trials)
     for i, fields in enumerate(chosen["omniglot_few"]["SHT + SEC"]):
