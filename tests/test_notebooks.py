@@ -108,6 +108,20 @@ def test_numbers_tell_what_comes_first():
     assert seen > 200
 
 
+def test_the_layout_names_every_notebook():
+    """Each module of the library stands in CONTRIBUTING.md beside its number."""
+    table = re.findall(r"^\| (`\d\d`[^|]*) \| ([^|]+) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    named = set()
+    for numbers, modules in table:
+        ends = [int(n) for n in re.findall(r"\d\d", numbers)]
+        for number in range(ends[0], ends[-1] + 1) if "–" in numbers else ends:
+            named |= {(number, module) for module in re.findall(r"`(\w+)`", modules)}
+    for path in NOTEBOOKS:
+        if path.parent.name == "nbs" and path.stem != "index":
+            module = re.search(r"default_exp ([\w]+)", path.read_text())[1]
+            assert (int(path.name[:2]), module) in named, path.name
+
+
 def code_of(path: Path) -> tuple[list[str], list[str]]:
     """Sources of the exported code cells, without the directive, and of the others."""
     sources = [source(cell) for cell in cells(path) if cell["cell_type"] == "code"]

@@ -114,7 +114,7 @@ def test_answers_and_full_files(page):
 def test_the_page_of_the_study_can_be_sent():
     """Two megabytes at most; an abstract first; and one count of runs, each once."""
     text = (records.outputs() / "report.html").read_text()
-    assert len(text.encode()) <= 2 * 2**20
+    assert len(text.encode()) <= 2_000_000
     assert text.index('id="abstract"') < text.index('id="findings"') < text.index('id="methods"')
     table = re.search(r'<table class="wide runs">.*?</table>', text, re.S)[0]
     rows = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td>", table)
