@@ -122,6 +122,7 @@ TIES = (
     "† marks the best value of a column and all that cannot be told apart from it (all pairs compared at once at 5 %, "
     "paired by seed or replicate); a best value that nothing is tied with is in bold."
 )
+_mark = lambda n: "**{}**" if n == 1 else "†{}"  # of n rows that are tied
 
 
 def mark_ties(
@@ -131,8 +132,7 @@ def mark_ties(
     "The best value of a column in bold, or marked with all that are tied with it"
     whole = values.dropna()
     tied = whole.index[tied_with_best(whole.to_numpy())]
-    mark = "**{}**" if len(tied) == 1 else "†{}"
-    return cells.mask(cells.index.isin(tied), cells.map(mark.format))
+    return cells.mask(cells.index.isin(tied), cells.map(_mark(len(tied)).format))
 
 # %% ../nbs/93_tables.ipynb #db721f4c
 _PUBLISHED = {"roth": "roth2020_methods.csv", "sec": "sec2020_main.csv"}
@@ -215,7 +215,7 @@ def layout(
             found = cells.get(((*own, selection)[0], dataset, method, metric))
             value = percent(found["mean"], found["half"], 1.0 if metric == "step" else 100.0) if found else ""
             if found and found["tied"]:
-                value = f"**{value}**" if found["n_tied"] == 1 else f"†{value}"
+                value = _mark(found["n_tied"]).format(value)
             row[heading] = value
             if metric != "step" and dataset in in_print:
                 printed = heading.replace(dataset, NAMES.get(role(dataset), dataset))

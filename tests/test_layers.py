@@ -31,17 +31,18 @@ def imported(path: Path) -> list[str]:
     """The project's modules that a module imports, by their names without the package."""
     package = [*path.relative_to(ROOT / "dmlstudy").parts[:-1]]
     out = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1]
-            out.append(".".join([*base, *(node.module or "").split(".")]).strip("."))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dmlstudy"):
-            out.append(node.module.removeprefix("dmlstudy").strip("."))
+    for node in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)):
+        if node.level or (node.module or "").split(".")[0] == "dmlstudy":
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base += (node.module or "").removeprefix("dmlstudy" if not node.level else "").strip(".").split(".")
+            names = [".".join([*filter(None, base), alias.name]) for alias in node.names]
+            out += [name if name in NUMBERS else ".".join(filter(None, base)) for name in names]
     return out
 
 
 NUMBERS = numbers()
 MODULES = [p for p in LIBRARY if module_of(p) in NUMBERS]
+WINGS = {"folds", "comparison", "kept", "serve"}  # your own images, beside the study
 
 
 def test_every_module_has_a_notebook():
@@ -55,6 +56,7 @@ def test_imports_go_downhill(path):
     own = NUMBERS[module_of(path)]
     uphill = {m: NUMBERS[m] for m in imported(path) if m in NUMBERS and NUMBERS[m] >= own}
     assert not uphill, f"{module_of(path)} ({own}) imports {uphill}"
+    assert module_of(path) in WINGS | {"cli"} or not WINGS & {*imported(path)}, "only the command imports a wing"
 
 
 def test_no_star_imports():

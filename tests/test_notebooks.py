@@ -1,6 +1,5 @@
 """The notebooks are sound as files, and hold to the house's rules."""
 
-import ast
 import importlib
 import json
 import re
@@ -82,30 +81,9 @@ def test_each_module_has_one_notebook():
 LONGEST, MEDIAN, LIBRARY = 45, 15, 14_665
 
 
-WINGS = {"folds", "comparison", "kept", "serve"}  # import from anywhere; only the command and each other import them
-
-
-def test_numbers_tell_what_comes_first():
-    """No two notebooks share a number, and a module imports only those of smaller numbers."""
+def test_no_two_notebooks_share_a_number():
     rooms = [path for path in NOTEBOOKS if path.parent.name == "nbs" and path.stem != "index"]
-    assert len({path.name[:2] for path in rooms}) == len(rooms)
-    homes = {re.search(r"default_exp ([\w.]+)", path.read_text())[1]: int(path.name[:2]) for path in rooms}
-    homes = {name.removesuffix(".__init__"): number for name, number in homes.items()}
-    seen = 0
-    for module in homes.keys() - {"__init__", "__main__"} - WINGS:
-        file = ROOT / "dmlstudy" / Path(*module.split("."))
-        file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-        here = module.split(".")[: None if file.name == "__init__.py" else -1]
-        for node in (n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)):
-            names = [node.module] if node.module else [a.name for a in node.names if a.name != "__version__"]
-            base = here[: len(here) - node.level + 1] if node.level else []
-            full = [".".join([*base, name]) for name in names]
-            full = full if node.level else [n.removeprefix("dmlstudy.") for n in full if n.startswith("dmlstudy.")]
-            for other in full:
-                allowed = homes[other] < homes[module] and (other not in WINGS or module == "cli")
-                assert allowed, f"{module} ({homes[module]}) imports {other} ({homes[other]})"
-                seen += 1
-    assert seen > 200
+    assert len({path.name[:2] for path in rooms}) == len(rooms) > 60
 
 
 def test_the_layout_names_every_notebook():
