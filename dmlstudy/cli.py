@@ -758,7 +758,8 @@ COMMANDS = {  # name -> function and options
 # %% ../nbs/99_cli.ipynb #a9a3a087
 def _called(words: Sequence[str]) -> int:  # exit status
     "Parse what was asked, and do it"
-    words = ["search", *words[1:]] if words[:1] == ["find"] else words  # its name before
+    if words[:1] in (["find"], ["search"]):  # what they did before
+        words = ["tune" if "--profile" in words else "search", *words[1:]]
     if words and not words[0].startswith("-"):
         lookup("command", words[0], COMMANDS)
     args = _parsed(words)

@@ -72,9 +72,8 @@ def packed(record: Mapping) -> dict:  # a copy; of a packed one an equal one
         if n and isinstance(n[0], list):
             return dict(classes)
         sizes = [[size, len([*group])] for size, group in itertools.groupby(n)]
-        hits = {step: pack(found, n) for step, found in classes["hits"].items()}
         more = {"visits": part(classes["visits"])} if "visits" in classes else {}
-        return {**classes, "n": sizes, "hits": hits, **more}
+        return {**classes, "n": sizes, "hits": {step: pack(hits, n) for step, hits in classes["hits"].items()}, **more}
 
     return {**record, "format": FORMAT} | ({"classes": part(record["classes"])} if record.get("classes") else {})
 
@@ -126,8 +125,8 @@ def problem(record: object) -> str | None:  # None: nothing
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         return str(error).partition(". ")[0]
     curves = {**record["curves"], "terms": record.get("terms") or {}}
-    wrong = next((f"{part}/{name}" for part, curve in curves.items() if (name := _uneven(curve))), None)
-    return f"{wrong} is not one number for each step" if wrong else None
+    wrong = (f"{part}/{name}" for part, curve in curves.items() if (name := _uneven(curve)))
+    return next((f"{place} is not one number for each step" for place in wrong), None)
 
 
 def _read(text: bytes) -> tuple[dict, None] | tuple[None, str]:
@@ -138,8 +137,7 @@ def _read(text: bytes) -> tuple[dict, None] | tuple[None, str]:
         return None, "it is not a record, nor JSON at all"
     with suppress(ValueError, TypeError, LookupError, AttributeError):  # then `problem` says what is wrong
         record = migrated(record)
-    why = problem(record)
-    return (None, why) if why else (record, None)
+    return (None, why) if (why := problem(record)) else (record, None)
 
 
 def _line(record: Mapping) -> str:
