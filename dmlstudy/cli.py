@@ -122,7 +122,7 @@ def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = ()
         from distributed import Client
     except ImportError:
         raise ValueError("--scheduler needs Dask: pip install dmlstudy[dask]") from None
-    for name in ("distributed", "distributed.client"):  # each has a level of its own; what breaks is raised
+    for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):  # what breaks is raised
         logging.getLogger(name).setLevel(logging.CRITICAL)
     needs = {name: float(number) for name, _, number in (word.partition("=") for word in resources)}
     with Client(address, timeout="10s") as client:
