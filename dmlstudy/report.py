@@ -246,7 +246,7 @@ def _small(file: Path) -> str:  # base64 of a WebP
         picture = picture.convert("RGB")
     few = [round(round(v * 8 / 255) * 255 / 8) for v in range(256)]  # nine levels a channel: sharp, and half as large
     picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True)
-    picture.save(photo := io.BytesIO(), "WEBP", quality=70)
+    picture.save(photo := io.BytesIO(), "WEBP", quality=66)
     return base64.b64encode(min(lines.getvalue(), photo.getvalue(), key=len)).decode()
 
 # %% ../nbs/97_report.ipynb #6293649f
