@@ -35,7 +35,8 @@ def read_ledger(
 def asked(
     ledger: Mapping,
 ) -> Iterator[dict]:  # claims with a name each; `rows`: pairs of methods, empty for a correlation; `settings` of runs
-    "The questions of a ledger, one an effect"
+    "The questions of a ledger, one an effect; of several data sets the set names it"
+    sets = ledger.get("datasets") or [ledger["dataset"]]
     for claim in ledger["claim"]:
         plain = {"sign": 1, "setting": "", "less": None, "rates": None, "printed": None, "scale": 100.0} | claim
         named = {part: plain[part] for part in ("setting", "less") if plain[part] is not None}
@@ -46,7 +47,10 @@ def asked(
             lookup("way to ask", over, ("all", "mean", "every", "each"))
             for rows in [[pair] for pair in pairs] if over == "each" else [pairs]:
                 alike = len({alone for _, alone in pairs}) < len(pairs)  # then the rows with the treatment name them
-                yield plain | {"over": over, "of": rows[0][0 if alike else 1] if over == "each" else over, "rows": rows}
+                of = rows[0][0 if alike else 1] if over == "each" else over
+                yield from (
+                    plain | {"over": over, "of": d if sets[1:] else of, "rows": rows, "dataset": d} for d in sets
+                )
 
 # %% ../nbs/96_ledger.ipynb #ee839d5f
 def _complete(table: pd.DataFrame) -> pd.DataFrame:  # replicate by what is needed
@@ -244,17 +248,14 @@ def judged(
 ) -> pd.DataFrame:  # id, paper, source, statement, of, rule, delta, then as from `judge`, and marked (e-BH at 5 %)
     "The verdicts of a ledger"
     names = ("id", "paper", "source", "statement", "of", "rule", "delta")
-    own = values[values["dataset"] == ledger["dataset"]].assign(
-        **{n: values[n].astype(str) for n in ("method", "setting")}
-    )
-    own = with_named_settings(own, ledger.get("settings", {}))
-    classes = None
-    if records:
-        rules = {q["rule"] for q in asked(ledger) if (q["effect"], q["metric"]) == ("gain", "recall@1")}
-        some = [r for r in records if r["run"]["dataset"] == ledger["dataset"]]
-        classes = class_tables(some, values, rules), class_groups(ledger["dataset"])
-    rows = [{n: q[n] for n in names} | judge(q, own, ledger["cap"], classes) for q in asked(ledger)]
-    table = pd.DataFrame(rows)
+    values = values.assign(**{n: values[n].astype(str) for n in ("method", "setting")})
+    rules, of = {q["rule"] for q in asked(ledger) if (q["effect"], q["metric"]) == ("gain", "recall@1")}, {}
+    for dataset in {q["dataset"] for q in asked(ledger)}:
+        own = with_named_settings(values[values["dataset"] == dataset], ledger.get("settings", {}))
+        some = [r for r in records if r["run"]["dataset"] == dataset]
+        of[dataset] = own, (class_tables(some, values, rules), class_groups(dataset)) if some else None
+    judge_one = lambda q: judge(q, of[q["dataset"]][0], ledger["cap"], of[q["dataset"]][1])
+    table = pd.DataFrame([{n: q[n] for n in names} | judge_one(q) for q in asked(ledger)])
     return table.assign(marked=e_bh(table["e"].to_numpy()))
 
 
@@ -349,12 +350,12 @@ def still_open(
         lookup("claim", name, [claim["id"] for claim in ledger["claim"]])
     draws, plan = PROFILES[ledger["profile"]].replicates[: ledger["cap"]], {}
     for run in all_runs(jobs_of(ledger["profile"], replicates=draws)):
-        plan.setdefault((setting_of(ledger["profile"], run), run.method), {})[run.replicate] = run
-    found, early = {}, {*unsearched(ledger["profile"], ledger["dataset"], {method for _, method in plan})}
+        plan.setdefault((run.dataset, setting_of(ledger["profile"], run), run.method), {})[run.replicate] = run
+    found, early = {}, {(d, m) for d, _, m in plan if unsearched(ledger["profile"], d, {m})}
     for q, row in zip(asked(ledger), table.itertuples(), strict=True):
         looks = [n for n in sorted(LOOKS[ledger["cap"]]) if n > row.look]
         wanted = row.verdict in UNDECIDED and looks and (not claims or q["id"] in claims)
-        each = dict.fromkeys(_place(row, setting) for setting in q["settings"] for row in _rows(q))
-        if wanted and not early.intersection(method for _, method in each):
+        each = dict.fromkeys((q["dataset"], *_place(row, s)) for s in q["settings"] for row in _rows(q))
+        if wanted and not early.intersection((d, method) for d, _, method in each):
             found[q["id"], q["of"]] = [plan[at][r] for r in draws[: looks[0]] for at in each]
     return found

@@ -321,7 +321,9 @@ def choose_in_boxes(
     methods: Sequence[str] = (),  # empty: all of the profile
 ) -> pd.DataFrame:  # dataset, method, fields of a run, best (trial's score), fitted (its variance), edges, replicate
     "What a search in boxes chose for each method whose trials are all there"
-    p, by_key, rows = PROFILES[profile], {record["key"]: record for record in records}, []
+    trained = lambda curves: {"train": curves["validation"], **curves}  # `last` reads its step there; trials are lean
+    by_key = {record["key"]: {**record, "curves": trained(record["curves"])} for record in records}
+    p, rows = PROFILES[profile], []
     asked = product(p.datasets, methods or p.methods, p.searches)
     for dataset, method, replicate in asked:
         keys = METHODS[method].loss and [run.key() for run in search_runs(profile, dataset, None, [method], replicate)]
