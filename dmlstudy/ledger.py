@@ -48,9 +48,8 @@ def asked(
             for rows in [[pair] for pair in pairs] if over == "each" else [pairs]:
                 alike = len({alone for _, alone in pairs}) < len(pairs)  # then the rows with the treatment name them
                 of = rows[0][0 if alike else 1] if over == "each" else over
-                yield from (
-                    plain | {"over": over, "of": d if sets[1:] else of, "rows": rows, "dataset": d} for d in sets
-                )
+                part = plain | {"over": over, "rows": rows}
+                yield from (part | {"of": d if sets[1:] else of, "dataset": d} for d in sets)
 
 # %% ../nbs/96_ledger.ipynb #ee839d5f
 def _complete(table: pd.DataFrame) -> pd.DataFrame:  # replicate by what is needed
@@ -253,9 +252,8 @@ def judged(
     for dataset in {q["dataset"] for q in asked(ledger)}:
         own = with_named_settings(values[values["dataset"] == dataset], ledger.get("settings", {}))
         some = [r for r in records if r["run"]["dataset"] == dataset]
-        of[dataset] = own, (class_tables(some, values, rules), class_groups(dataset)) if some else None
-    judge_one = lambda q: judge(q, of[q["dataset"]][0], ledger["cap"], of[q["dataset"]][1])
-    table = pd.DataFrame([{n: q[n] for n in names} | judge_one(q) for q in asked(ledger)])
+        of[dataset] = own, ledger["cap"], (class_tables(some, values, rules), class_groups(dataset)) if some else None
+    table = pd.DataFrame([{n: q[n] for n in names} | judge(q, *of[q["dataset"]]) for q in asked(ledger)])
     return table.assign(marked=e_bh(table["e"].to_numpy()))
 
 

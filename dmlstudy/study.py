@@ -324,8 +324,7 @@ def choose_in_boxes(
     trained = lambda curves: {"train": curves["validation"], **curves}  # `last` reads its step there; trials are lean
     by_key = {record["key"]: {**record, "curves": trained(record["curves"])} for record in records}
     p, rows = PROFILES[profile], []
-    asked = product(p.datasets, methods or p.methods, p.searches)
-    for dataset, method, replicate in asked:
+    for dataset, method, replicate in product(p.datasets, methods or p.methods, p.searches):
         keys = METHODS[method].loss and [run.key() for run in search_runs(profile, dataset, None, [method], replicate)]
         if keys and by_key.keys() >= {*keys}:
             reached = np.array([search_score(selected(by_key[key], rule)) for key in keys])
