@@ -186,7 +186,7 @@ _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = ["tuned", "tuned_lost", "redrawn", "redrawn_choices", "reality", "decay", "decay_changes", "sec_sign"]
 _OURS += ["sec_sign_rates", "factors", "trials"]
 _OURS += ["trials_rank", "agreement", "ledger", "omniglot_few", "omniglot_all", "one_shot", "validation", "photos"]
-_OURS += ["axes", "noise", "inflation", "other_sets"]
+_OURS += ["axes", "noise", "inflation", "other_sets", "last_step"]
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
 
@@ -244,9 +244,9 @@ def _small(file: Path) -> str:  # base64 of a WebP
     with Image.open(file) as picture:
         picture.thumbnail((900, 2700))
         picture = picture.convert("RGB")
-    few = [round(round(v * 8 / 255) * 255 / 8) for v in range(256)]  # nine levels a channel: sharp, and half as large
+    few = [min((0, 64, 128, 178, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)]  # sharp and small
     picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True)
-    picture.save(photo := io.BytesIO(), "WEBP", quality=66)
+    picture.save(photo := io.BytesIO(), "WEBP", quality=66, method=6)
     return base64.b64encode(min(lines.getvalue(), photo.getvalue(), key=len)).decode()
 
 # %% ../nbs/97_report.ipynb #6293649f

@@ -1,4 +1,4 @@
-"""The second to fifth ledger: written before their replicates, and recomputed from the records alone."""
+"""The second to eighth ledger: written before their replicates, and recomputed from the records alone."""
 
 import json
 import statistics
@@ -15,13 +15,21 @@ from scipy import stats
 from dmlstudy.cli import main
 from dmlstudy.core import asset
 from dmlstudy.ledger import _rows, asked, effects, judge, judged, read_ledger, still_open
-from dmlstudy.records import tidy
+from dmlstudy.records import selected, tidy
 from dmlstudy.study import chosen_by_search, run_of
 from dmlstudy.verdicts import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[1]
 LEDGER = read_ledger()
-TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors"}  # version -> its table in outputs/tables
+TABLES = {
+    2: "ledger",
+    3: "tuned",
+    4: "reality",
+    5: "sec_sign",
+    6: "factors",
+    7: "other_sets",
+    8: "last_step",
+}  # version -> its table in outputs/tables
 
 
 def records_of(version: int) -> list[dict]:
@@ -45,6 +53,9 @@ def git(*words: str) -> subprocess.CompletedProcess:
         (4, "ledger_4.toml"),
         (5, "ledger_5.toml"),
         (6, "ledger_6.toml"),
+        (7, "ledger_7.toml"),
+        (8, "ledger_8.toml"),
+        (8, "tuned_last.json"),
     ],
 )
 def test_the_ledger_was_there_before_its_records(version, file):
@@ -162,7 +173,7 @@ def check_cell(version, cell, value):
     row = table.loc[cell]
     look = int(row["look"])
     levels = {5: {5: 0.05}, 10: {5: 0.0133, 10: 0.0377}, 20: {5: 0.0047, 10: 0.0133, 20: 0.0377}}
-    level, first = levels[read_ledger(version)["cap"]][look], {4: 20, 5: 50}.get(version, 10)
+    level, first = levels[read_ledger(version)["cap"]][look], {4: 20, 5: 50, 7: 70, 8: 80}.get(version, 10)
     values = [100 * value(r) for r in range(first, first + look)]
     mean, half = statistics.mean(values), stats.t.isf(level / 2, look - 1) * statistics.stdev(values) / look**0.5
     assert row[["effect", "low", "high"]].tolist() == pytest.approx([mean, mean - half, mean + half], abs=2e-3)
@@ -253,6 +264,55 @@ def at_own_rate(method: str, replicate: int, head: str) -> float:
 )
 def test_cells_of_several_settings_from_the_records_alone(cell, value):
     check_cell(5, cell, value)
+
+
+def curve(version: int, method: str, replicate: int, dataset: str) -> list[float]:  # recall@1 at each evaluation
+    wanted = method, replicate, dataset
+    (found,) = (
+        r["curves"]["test"]["recall@1"]
+        for r in RECORDS[version]
+        if tuple(r["run"][name] for name in ("method", "replicate", "dataset")) == wanted
+    )
+    return found
+
+
+SWITCHED = [(f"R-{m}", m) for m in ("Contrastive (D)", "Margin (D, beta=1.2)", "Triplet (D)")]
+WITH_SEC = [(f"{m} + SEC", m) for m in ("T", "SHT", "NNP", "MS")]
+
+
+@pytest.mark.parametrize(
+    "version, cell, rule, pairs",
+    [
+        (7, ("G1", "glyphs_many"), max, SWITCHED),
+        (7, ("G2", "grocery"), lambda found: found[-1], SWITCHED),
+        (7, ("G6", "glyphs_fine"), max, WITH_SEC),
+        (7, ("G7", "glyphs_cross"), lambda found: found[-1], WITH_SEC),
+        (7, ("G8", "glyphs_many"), max, [("Softmax", "Contrastive (D)")]),
+        (8, ("L1", "Hyperbolic"), lambda found: found[-1], [("Hyperbolic", "Contrastive (D)")]),
+        (8, ("L2", "CrossEntropy"), lambda found: found[-1], [("CrossEntropy", "Softmax")]),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+)
+def test_cells_of_other_sets_and_of_the_last_step_from_the_records_alone(version, cell, rule, pairs):
+    at = lambda method, r: rule(curve(version, method, r, cell[1] if version == 7 else "omniglot_few"))
+    check_cell(version, cell, lambda r: statistics.mean(at(one, r) - at(other, r) for one, other in pairs))
+
+
+def test_the_choice_for_the_last_step_follows_from_the_trials_of_the_fourth_ledger():
+    trials = [json.loads(line) for line in (ROOT / "outputs/records/omniglot_objectives_search.jsonl").open()]
+    chosen = json.loads((ROOT / "dmlstudy/assets/tuned_last.json").read_text())
+    assert chosen == chosen_by_search("omniglot_last", trials)
+    one = next(r for r in trials if r["run"]["method"] == "Softmax")
+    values = selected({**one, "curves": {"train": one["curves"]["validation"], **one["curves"]}}, "last")
+    assert values["validation/recall@1"] == one["curves"]["validation"]["recall@1"][-1]
+
+
+def test_a_ledger_of_several_sets_asks_each_of_them():
+    questions = list(asked(read_ledger(7)))
+    assert Counter(q["dataset"] for q in questions) == dict.fromkeys(read_ledger(7)["datasets"], 9)
+    assert all(q["of"] == q["dataset"] for q in questions)
+    alone = list(asked(read_ledger(7) | {"datasets": ["grocery"]}))
+    assert {q["of"] for q in alone} == {"mean"} and {q["dataset"] for q in alone} == {"grocery"}
 
 
 def test_what_was_not_searched_is_not_trained(monkeypatch, capsys):
