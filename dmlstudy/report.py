@@ -186,7 +186,7 @@ _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = ["tuned", "tuned_lost", "redrawn", "redrawn_choices", "reality", "decay", "decay_changes", "sec_sign"]
 _OURS += ["sec_sign_rates", "factors", "trials"]
 _OURS += ["trials_rank", "agreement", "ledger", "omniglot_few", "omniglot_all", "one_shot", "validation", "photos"]
-_OURS += ["axes", "noise", "inflation", "other_sets", "last_step"]
+_OURS += ["axes", "noise", "inflation", "other_sets", "other_sets_rates", "other_sets_lost", "last_step"]
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
 

@@ -21,15 +21,8 @@ from dmlstudy.verdicts import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[1]
 LEDGER = read_ledger()
-TABLES = {
-    2: "ledger",
-    3: "tuned",
-    4: "reality",
-    5: "sec_sign",
-    6: "factors",
-    7: "other_sets",
-    8: "last_step",
-}  # version -> its table in outputs/tables
+# version -> its table in outputs/tables
+TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors", 7: "other_sets", 8: "last_step"}
 
 
 def records_of(version: int) -> list[dict]:
@@ -313,6 +306,13 @@ def test_a_ledger_of_several_sets_asks_each_of_them():
     assert all(q["of"] == q["dataset"] for q in questions)
     alone = list(asked(read_ledger(7) | {"datasets": ["grocery"]}))
     assert {q["of"] for q in alone} == {"mean"} and {q["dataset"] for q in alone} == {"grocery"}
+
+    nothing = pd.DataFrame(columns=["dataset", "method", "setting", "replicate", "metric", "selection", "value"])
+    todo = still_open(read_ledger(7), judged(read_ledger(7), nothing))
+    assert len(todo) == 9 * 4
+    for (claim, dataset), runs in todo.items():
+        assert {run.dataset for run in runs} == {dataset} and {run.replicate for run in runs} == {*range(70, 75)}
+        assert len(runs) == 5 * {"G6": 8, "G7": 8, "G8": 2, "G9": 2, "G4": 8, "G5": 8}.get(claim, 6)
 
 
 def test_what_was_not_searched_is_not_trained(monkeypatch, capsys):
