@@ -94,7 +94,7 @@ def spectra(
     colour: str | None = None,  # None: that of the method's family
     selection: str | None = None,  # rule of the epoch; None: the first that applies
     part: str = "train",  # or classes
-) -> np.ndarray:  # (seeds, D), what is drawn
+) -> np.ndarray:  # (seeds, D), what is drawn; draws of other classes differ in D: the smallest
     "The mean spectrum of a method over seeds with its range, or its ratio to that of another"
     chosen = lambda record: selection or next(rule for rule in SELECTIONS if selected(record, rule))
     by_seed = lambda name: {
@@ -102,7 +102,7 @@ def spectra(
     }
     own, other = by_seed(method), by_seed(base)
     seeds = [s for s in own if own[s] is not None and (base is None or other.get(s) is not None)]
-    found = np.array([own[s] if base is None else own[s] / other[s] for s in seeds])
+    found = np.array([*zip(*(own[s] if base is None else own[s] / other[s] for s in seeds), strict=False)]).T
     if len(found):
         at, colour = np.arange(1, found.shape[1] + 1), colour or COLOURS[family_of(method)]
         ax.plot(at, found.mean(0), color=colour)

@@ -70,3 +70,5 @@ def test_a_ratio_of_spectra_is_of_one_seed():
     np.testing.assert_allclose(spectra(ax, records, "A", "B"), [[2, 4 / 7], [1.8, 0.2]])
     assert len(spectra(ax, records, "A")) == 3
     np.testing.assert_allclose(ax.lines[-1].get_ydata(), np.mean([v for (m, _), v in values.items() if m == "A"], 0))
+    longer = [*records, record("A", 3, np.array([0.5, 0.3, 0.2]))]  # a draw whose smallest class has more images
+    np.testing.assert_allclose(spectra(ax, longer, "A"), [[0.6, 0.4], [0.9, 0.1], [0.7, 0.3], [0.5, 0.3]])
