@@ -35,7 +35,7 @@ def read_ledger(
 def asked(
     ledger: Mapping,
 ) -> Iterator[dict]:  # claims with a name each; `rows`: pairs of methods, empty for a correlation; `settings` of runs
-    "The questions of a ledger, one an effect; of several data sets the set names it"
+    "The questions of a ledger, one an effect; of several data sets the set names it, too"
     sets = ledger.get("datasets") or [ledger["dataset"]]
     for claim in ledger["claim"]:
         plain = {"sign": 1, "setting": "", "less": None, "rates": None, "printed": None, "scale": 100.0} | claim
@@ -48,8 +48,9 @@ def asked(
             for rows in [[pair] for pair in pairs] if over == "each" else [pairs]:
                 alike = len({alone for _, alone in pairs}) < len(pairs)  # then the rows with the treatment name them
                 of = rows[0][0 if alike else 1] if over == "each" else over
+                on = lambda d, of=of, over=over: (f"{of}, {d}" if over == "each" else d) if sets[1:] else of
                 part = plain | {"over": over, "rows": rows}
-                yield from (part | {"of": d if sets[1:] else of, "dataset": d} for d in sets)
+                yield from (part | {"of": on(d), "dataset": d} for d in claim.get("datasets", sets))
 
 # %% ../nbs/96_ledger.ipynb #ee839d5f
 def _complete(table: pd.DataFrame) -> pd.DataFrame:  # replicate by what is needed
