@@ -398,8 +398,9 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
         missing = {(run.dataset, run.method) for run in runs if run.key() not in there}  # rows that were not asked for
         trials = [load_record(run) for run in runs if (run.dataset, run.method) not in missing]
         merge_records(batch_file(f"{args.profile}_search"), map(lean, trials))
-        write_atomically(asset(profile.tuned), json.dumps(chosen_by_search(args.profile, trials), indent=1) + "\n")
-        print(f"chosen so far: {asset(profile.tuned)}")
+        if profile.tuned:  # else the trials are there to be compared, and nothing follows from them
+            write_atomically(asset(profile.tuned), json.dumps(chosen_by_search(args.profile, trials), indent=1) + "\n")
+            print(f"chosen so far: {asset(profile.tuned)}")
     return status if args.dry_run else _end(args.profile, failures, began)
 
 # %% ../nbs/99_cli.ipynb #6278e0f7

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'DEFAULTS', 'AXES', 'P_SWITCH', 'ROTH_METHODS', 'SEC_METHODS', 'SIMCLR_METHODS', 'MARGIN_METHODS',
-           'SINCE_METHODS', 'METHODS', 'role', 'with_none', 'search_axes', 'Method', 'add_method']
+           'SINCE_METHODS', 'ADDED_METHODS', 'METHODS', 'role', 'with_none', 'search_axes', 'Method', 'add_method']
 
 # %% ../nbs/00_methods.ipynb #c7e665a8
 import tomllib
@@ -85,6 +85,7 @@ class Method:
     views: int = 1  # of each image in a batch; more than one: an image is a class of its own, its views the positives
     ramps: bool = False  # variant published: the regulariser's weight rises from 0 over all steps of a run
     equalize: bool = False  # the gradient of each embedding is multiplied by its norm over the mean norm of the batch
+    around: Mapping = field(default_factory=dict)  # of the loss: memory: size and warmup; matryoshka: parts of dim
     pairs: bool = False  # whether two images are of one class is measured, too
     source: str | None = None  # hash of the code that defines the parts, where they are a user's own
     make: Callable | None = field(default=None, repr=False)  # then: (n_classes, dim, seed, **loss_args) -> loss, miner
@@ -102,7 +103,7 @@ class Method:
         p_switch: float | None = None,  # share of switched negatives; None: the row's own
         eta: float | None = None,  # weight of the norm regulariser; None: the row's own
         loss_args: str | None = None,  # hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the row's own
-    ) -> dict:  # loss, miner, regularizer -> None, or name and hyperparameters; views, ramps, equalize, source
+    ) -> dict:  # loss, miner, regularizer -> None, or name and hyperparameters; views, ramps, equalize, around, source
         "What the row means on a data set: what is computed, in full"
         parts = {part: self.args(part, dataset) for part in ("loss", "miner", "regularizer")}
         for part, name, value in (("miner", "p_switch", p_switch), ("regularizer", "eta", eta)):
@@ -115,6 +116,7 @@ class Method:
             parts["loss"] |= _numbers(self.loss, loss_args, DEFAULTS["loss"].get(self.loss, self.loss_args))
         named = {part: args and {"name": getattr(self, part), **args} for part, args in parts.items()}
         more = {"views": self.views, "ramps": self.ramps, "equalize": self.equalize, "source": self.source}
+        more["around"] = dict(self.around) or None
         return named | {name: value for name, value in more.items() if value not in (None, False)}
 
 # %% ../nbs/00_methods.ipynb #e0318335
@@ -127,10 +129,10 @@ def _row(name: str, said: Mapping) -> Method:
     return Method(**{**said, "by_role": by_role})
 
 
-ROTH_METHODS, SEC_METHODS, SIMCLR_METHODS, MARGIN_METHODS, SINCE_METHODS = (
+ROTH_METHODS, SEC_METHODS, SIMCLR_METHODS, MARGIN_METHODS, SINCE_METHODS, ADDED_METHODS = (
     {name: _row(name, said) for name, said in rows.items()} for rows in _WRITTEN.values()
 )
-METHODS = {**ROTH_METHODS, **SEC_METHODS, **SIMCLR_METHODS, **MARGIN_METHODS, **SINCE_METHODS}
+METHODS = {**ROTH_METHODS, **SEC_METHODS, **SIMCLR_METHODS, **MARGIN_METHODS, **SINCE_METHODS, **ADDED_METHODS}
 
 
 def add_method(name: str, row: Method) -> None:  # with `make`

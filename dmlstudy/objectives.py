@@ -16,6 +16,7 @@ from .core import lookup
 from .data import DATASETS
 from .losses import LOSSES, make_loss
 from .losses.base import Loss
+from .losses.memory import matryoshka, with_memory
 from .methods import METHODS
 from .miners import make_miner
 from .regularizers import Regularizer, balance_gradients, make_regularizer
@@ -139,8 +140,13 @@ def make_objective(
         if not steps:
             raise ValueError(f"the weight of {method} as published rises over the run: say steps; got {steps}")
         regularizer["ramp"] = steps
+    made = make_loss(loss.pop("name"), n_classes=n_classes, dim=dim, variant=variant, **loss)
+    if parts := row.around.get("matryoshka"):
+        made = matryoshka(made, [dim // part for part in parts])
+    if memory := row.around.get("memory"):
+        made = with_memory(made, **memory)
     return Objective(
-        make_loss(loss.pop("name"), n_classes=n_classes, dim=dim, variant=variant, **loss),
+        made,
         make_miner(miner.pop("name"), **miner) if miner else None,
         {row.regularizer: make_regularizer(regularizer.pop("name"), **regularizer)} if regularizer else {},
         row.equalize,
