@@ -205,7 +205,8 @@ def _swept(runs, methods, field, free) -> list[pd.DataFrame]:
         return []
     apart, found = {field, "seed", "loss_lr", *free} | _MACHINE, {}
     others = [f.name for f in fields(Run) if f.name in rows and f.name not in apart]
-    for _, own in rows.groupby(rows[others].map(str).agg("|".join, axis=1)):
+    alike = rows.groupby(rows[others].map(str).agg("|".join, axis=1))
+    for _, own in alike.filter(lambda own: own[field].nunique() >= 3).groupby(alike.ngroup()):
         method = own["method"].iloc[0]
         own = pd.concat(_as_main(level, runs, [method]) for _, level in own.groupby(field))  # of free fields
         there = pd.crosstab(own["seed"], own[field]).all(axis=1)

@@ -281,7 +281,7 @@ def shown_verdicts(
 ) -> pd.DataFrame:
     "Verdicts as they are read, with both intervals and the print"
     printed = table["printed"].map("{:+.2f}".format).where(table["printed"].notna(), "")
-    own = table["control"].map(lambda c: f"; its own runs: {c}" if c else "")
+    own = table["control"].map(lambda c: f"; the paper's own runs: {c}" if c else "")
     told = table["statement"].mask(table["statement"].duplicated(), "")  # once, over all that it is said of
     return table[["id", "statement", "of", "rule"]].assign(
         statement=told,

@@ -1,4 +1,4 @@
-"""The second to eighth ledger: written before their replicates, and recomputed from the records alone."""
+"""The second ledger and all later ones: written before their replicates, and recomputed from the records alone."""
 
 import json
 import statistics
@@ -15,6 +15,7 @@ from scipy import stats
 from dmlstudy.cli import main
 from dmlstudy.core import asset
 from dmlstudy.ledger import _rows, asked, effects, judge, judged, read_ledger, still_open
+from dmlstudy.methods import METHODS
 from dmlstudy.records import selected, tidy
 from dmlstudy.study import chosen_by_search, run_of
 from dmlstudy.verdicts import VERDICTS
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEDGER = read_ledger()
 # version -> its table in outputs/tables
 TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors", 7: "other_sets", 8: "last_step"}
+TABLES |= {9: "other_sets_rates", 10: "reality_sets", 11: "added", 12: "reality_sets"}
 
 
 def records_of(version: int) -> list[dict]:
@@ -49,6 +51,13 @@ def git(*words: str) -> subprocess.CompletedProcess:
         (7, "ledger_7.toml"),
         (8, "ledger_8.toml"),
         (8, "tuned_last.json"),
+        (9, "ledger_9.toml"),
+        (9, "tuned_glyphs.json"),
+        (10, "ledger_10.toml"),
+        (10, "tuned_sets.json"),
+        (11, "ledger_11.toml"),
+        (12, "ledger_12.toml"),
+        (12, "tuned_all.json"),
     ],
 )
 def test_the_ledger_was_there_before_its_records(version, file):
@@ -166,16 +175,21 @@ def check_cell(version, cell, value):
     row = table.loc[cell]
     look = int(row["look"])
     levels = {5: {5: 0.05}, 10: {5: 0.0133, 10: 0.0377}, 20: {5: 0.0047, 10: 0.0133, 20: 0.0377}}
-    level, first = levels[read_ledger(version)["cap"]][look], {4: 20, 5: 50, 7: 70, 8: 80}.get(version, 10)
+    firsts = {4: 20, 5: 50, 7: 70, 8: 80, 9: 90, 10: 95, 11: 85, 12: 45}
+    level, first = levels[read_ledger(version)["cap"]][look], firsts.get(version, 10)
     values = [100 * value(r) for r in range(first, first + look)]
     mean, half = statistics.mean(values), stats.t.isf(level / 2, look - 1) * statistics.stdev(values) / look**0.5
     assert row[["effect", "low", "high"]].tolist() == pytest.approx([mean, mean - half, mean + half], abs=2e-3)
 
 
-def stopped(method: str, replicate: int, metric: str = "recall@1", version: int = 3) -> float:
-    """The mean of three evaluations around the best one on held-out characters, step 0 apart."""
-    wanted = method, replicate
-    (curves,) = (r["curves"] for r in RECORDS[version] if (r["run"]["method"], r["run"]["replicate"]) == wanted)
+def stopped(method: str, replicate: int, metric="recall@1", version: int = 3, dataset: str = "omniglot_few") -> float:
+    """The mean of three evaluations around the best one on held-out classes, step 0 apart."""
+    wanted = method, replicate, dataset
+    (curves,) = (
+        r["curves"]
+        for r in RECORDS[version]
+        if tuple(r["run"][name] for name in ("method", "replicate", "dataset")) == wanted
+    )
     held, test = curves["validation"]["recall@1"][1:], curves["test"][metric][1:]
     first = min(max(held.index(max(held)) - 1, 0), len(held) - 3)
     return statistics.mean(test[first : first + 3])
@@ -283,12 +297,61 @@ WITH_SEC = [(f"{m} + SEC", m) for m in ("T", "SHT", "NNP", "MS")]
         (7, ("G8", "glyphs_many"), max, [("Softmax", "Contrastive (D)")]),
         (8, ("L1", "Hyperbolic"), lambda found: found[-1], [("Hyperbolic", "Contrastive (D)")]),
         (8, ("L2", "CrossEntropy"), lambda found: found[-1], [("CrossEntropy", "Softmax")]),
+        (9, ("H2", "glyphs_many"), lambda found: found[-1], SWITCHED),
+        (9, ("H7", "glyphs_shop"), max, WITH_SEC),
+        (10, ("O3", "EPSHN, grocery"), lambda found: found[-1], [("EPSHN", "Contrastive (D)")]),
+        (11, ("B2", "Contrastive + memory"), lambda found: found[-1], [("Contrastive + memory", "Contrastive")]),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
 )
 def test_cells_of_other_sets_and_of_the_last_step_from_the_records_alone(version, cell, rule, pairs):
-    at = lambda method, r: rule(curve(version, method, r, cell[1] if version == 7 else "omniglot_few"))
+    at = lambda method, r: rule(curve(version, method, r, set_of(version, cell)))
     check_cell(version, cell, lambda r: statistics.mean(at(one, r) - at(other, r) for one, other in pairs))
+
+
+def set_of(version: int, cell: tuple) -> str:
+    return cell[1].rpartition(", ")[2] if version in (7, 9, 10) else "omniglot" if version == 12 else "omniglot_few"
+
+
+@pytest.mark.parametrize(
+    "version, cell, pairs",
+    [
+        (9, ("H3", "glyphs_fine"), SWITCHED),
+        (9, ("H9", "glyphs_cross"), WITH_SEC),
+        (10, ("O1", "CrossEntropy, glyphs_many"), [("CrossEntropy", "Contrastive (D)")]),
+        (10, ("O2", "SmoothAP, grocery"), [("SmoothAP", "Softmax")]),
+        (12, ("P1", "ROADMAP"), [("ROADMAP", "Contrastive (D)")]),
+        (11, ("B1", "MultiSimilarity + memory"), [("MultiSimilarity + memory", "MultiSimilarity")]),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
+)
+def test_cells_of_stopped_runs_from_the_records_alone(version, cell, pairs):
+    at = lambda method, r: stopped(method, r, version=version, dataset=set_of(version, cell))
+    check_cell(version, cell, lambda r: statistics.mean(at(one, r) - at(other, r) for one, other in pairs))
+
+
+@pytest.mark.parametrize(
+    "profile, file, sets, replicate, folds",
+    [
+        ("other_sets_objectives", "tuned_sets.json", ["glyphs_many", "grocery"], 102, 2),
+        ("omniglot_all_objectives", "tuned_all.json", ["omniglot"], 103, 1),
+    ],
+)
+def test_a_search_of_rates_saw_no_test_class_and_its_choice_follows_from_its_trials(
+    profile, file, sets, replicate, folds
+):
+    trials = [json.loads(line) for line in (ROOT / f"outputs/records/{profile}_search.jsonl").open()]
+    assert {r["run"]["replicate"] for r in trials} == {replicate}
+    assert all([*r["curves"]] == ["validation"] for r in trials)
+    counts = Counter((r["run"]["dataset"], r["run"]["method"]) for r in trials)
+    assert {*counts.values()} == {5 * folds} and len(counts) == 12 * len(sets)
+    chosen = json.loads((ROOT / f"dmlstudy/assets/{file}").read_text())
+    assert chosen == chosen_by_search(profile, trials) and [*chosen] == sets
+    drawn = json.loads((ROOT / "dmlstudy/assets/tuned_objectives.json").read_text())["omniglot_few"]
+    for method, fields in chosen[sets[-1]].items():  # the rest is as the trials on 80 characters chose it
+        run = run_of(profile, sets[-1], method, None, replicate=95)
+        assert [*fields] == ["lr"] and (run.lr, run.loss_args) == (fields["lr"], drawn[method].get("loss_args"))
+        assert run.samples_per_class == drawn[method].get("samples_per_class", METHODS[method].samples_per_class)
 
 
 def test_the_choice_for_the_last_step_follows_from_the_trials_of_the_fourth_ledger():
@@ -304,6 +367,9 @@ def test_a_ledger_of_several_sets_asks_each_of_them():
     questions = list(asked(read_ledger(7)))
     assert Counter(q["dataset"] for q in questions) == dict.fromkeys(read_ledger(7)["datasets"], 9)
     assert all(q["of"] == q["dataset"] for q in questions)
+    some = Counter((q["id"], q["of"]) for q in asked(read_ledger(9)))  # a claim may name its sets
+    assert {*some.values()} == {1} and ("H7", "glyphs_shop") in some and ("H1", "glyphs_shop") not in some
+    assert ("O2", "EPSHN, grocery") in {(q["id"], q["of"]) for q in asked(read_ledger(10))}
     alone = list(asked(read_ledger(7) | {"datasets": ["grocery"]}))
     assert {q["of"] for q in alone} == {"mean"} and {q["dataset"] for q in alone} == {"grocery"}
 
