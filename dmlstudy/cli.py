@@ -29,7 +29,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .core import Run, cache_dir, duration, lookup, names, numbers, outputs
+from .core import Run, cache_dir, duration, is_folder, lookup, names, numbers, outputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     args.profile = args.profile or _usual_profile(args)
     if args.resources and not args.scheduler:
         raise ValueError("--resources goes with --scheduler")
-    if args.extend or any(name.startswith("folder:") for name in args.datasets):
+    if args.extend or any(map(is_folder, args.datasets)):
         return _run_own(args)
     jobs, began = _asked_jobs(args), time.perf_counter()
     runs = all_runs(jobs)
@@ -151,7 +151,7 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
     from dmlstudy.data.folder import folder_summary, load_folder, resolve_folder
 
     args.datasets = [resolve_folder(name) for name in names(args.datasets)]
-    folders = [name for name in args.datasets if name.startswith("folder:")]
+    folders = [name for name in args.datasets if is_folder(name)]
     if folders:
         args.profile = "photos" if args.profile == "glyphs" else args.profile
         args.seeds = args.seeds or ["0-1"]  # rounds over four parts of the classes
@@ -356,7 +356,7 @@ def _obstacles(jobs: "Sequence[Job]") -> list[str]:
     from dmlstudy.data.prepare import usable
 
     asked = dict.fromkeys((job.dataset, job.strict_data) for job in jobs)
-    asked = [pair for pair in asked if not pair[0].startswith("folder:")]  # which was read to be named
+    asked = [pair for pair in asked if not is_folder(pair[0])]  # which was read to be named
     found = [why for name, strict in asked if (why := usable(name, strict=strict))]
     for folder in (outputs(), cache_dir()):
         nearest = next(place for place in (folder, *folder.parents) if place.exists())

@@ -14,7 +14,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from .batch import record_for
-from .core import Run, lookup
+from .core import Run, is_folder, lookup
 from .methods import METHODS
 from .records import load_record, outputs, recorded, selected, write_figure, write_table
 from .sequences import look_interval
@@ -137,7 +137,7 @@ def _search_choice(
 ) -> None:
     "Choose the learning rates of methods as those of the study were chosen, and keep the choice"
     p = PROFILES[profile]
-    datasets = [d for d in datasets if p.search and not d.startswith("folder:")]  # where the rows were searched
+    datasets = [d for d in datasets if p.search and not is_folder(d)]  # where the rows were searched
     trials = [run for d in datasets for run in search_runs(profile, d, p.search.get("seeds", [None])[0], methods)]
     if trials:
         found = [record(run) for run in tqdm(trials, "trials on held-out classes", leave=False)]
@@ -267,7 +267,7 @@ def write_comparison_of(
     sets = [name.rpartition("/")[2] for name in dict.fromkeys(table["dataset"])]
     stem = stem or "_".join([*sorted({*table.loc[table["yours"], "method"]}), *sets])
     stem = "".join(c if c.isalnum() else "_" for c in stem)[:60]
-    folder = table["dataset"].str.startswith("folder:").any()
+    folder = any(map(is_folder, table["dataset"]))
     trials = PROFILES[profile].search and not folder
     searched = "from the study's number of trials" if trials else "that of the protocol, not searched"
     notes = f"Profile {profile}; learning rate {searched}. Intervals: 95 %, over seeds; differences are paired by seed."

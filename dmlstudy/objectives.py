@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from .core import lookup
+from .core import is_folder, lookup
 from .data import DATASETS
 from .losses import LOSSES, make_loss
 from .losses.base import Loss
@@ -127,7 +127,7 @@ def make_objective(
         raise ValueError(f"{method} is not trained: it has no objective")
     if n_classes < 1 or dim < 1:
         raise ValueError(f"an objective needs the number of classes and of dimensions; got {n_classes} and {dim}")
-    known = [dataset] if dataset.startswith("folder:") else [*DATASETS]
+    known = [dataset] if is_folder(dataset) else [*DATASETS]
     recipe = row.recipe(lookup("data set", dataset, known), p_switch, eta, loss_args)
     loss, miner, regularizer = (dict(recipe[part] or {}) for part in ("loss", "miner", "regularizer"))
     if row.make:

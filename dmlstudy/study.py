@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from .boxes import box_of, fitted_best, in_box, run_fields, unit_points
-from .core import Run, asset, lookup, make_run, write_atomically
+from .core import Run, asset, is_folder, lookup, make_run, write_atomically
 from .methods import METHODS, ROTH_METHODS, SEC_METHODS, with_none
 from .records import outputs, selected
 from .rules import search_score
@@ -164,7 +164,7 @@ def protocol_fields(
 ) -> dict:  # fields of a run, before anything that is the method's own
     "The protocol of a method's paper on a data set"
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
-    if dataset.startswith("folder:"):
+    if is_folder(dataset):
         return _folder_fields(p, dataset, row.protocol)
     lookup(f"data set of profile {profile!r}", dataset, dict.fromkeys([*p.datasets, *p.by_dataset]))
     if not p.methods and row.protocol not in p.by_dataset[dataset]:
@@ -465,7 +465,7 @@ def _look_up(experiments: Sequence[str], datasets: Sequence[str], methods: Seque
         for name in given:
             lookup(kind, name, known)
     for name in datasets:
-        if not name.startswith("folder:"):
+        if not is_folder(name):
             from dmlstudy.data import DATASETS  # with torch, which what only draws does without
 
             lookup("data set", name, DATASETS)

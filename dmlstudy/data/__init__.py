@@ -8,8 +8,8 @@ __all__ = ['EMBEDDED', 'DATASETS', 'make_data']
 # %% ../../nbs/19_data.ipynb #a98f488b
 from pathlib import Path
 
-from ..core import lookup
-from .folder import FOLDER, load_folder
+from ..core import is_folder, lookup
+from .folder import load_folder
 from .glyphs import RECIPES, load_glyphs
 from .layouts import SOURCES, load_images
 from .omniglot import SETS, load_omniglot
@@ -42,6 +42,6 @@ def make_data(
         train_classes: training classes that are drawn, from all groups; None: the data set's number
     """
     options = {"strict": strict, "decoded": decoded} if name in SOURCES else {}
-    if str(name).startswith(FOLDER):
+    if is_folder(name):
         return load_folder(name).replicate(replicate, train_classes)
     return lookup("data set", name, DATASETS)(name, root, **options).replicate(replicate, train_classes)
