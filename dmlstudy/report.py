@@ -9,7 +9,6 @@ __all__ = ['DRAWN', 'notebooks', 'execute_copy', 'draw', 'plain_math', 'html', '
 # %% ../nbs/97_report.ipynb #7013a42a
 import base64
 import functools
-import importlib
 import io
 import itertools
 import json
@@ -20,10 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from .batch import FailedRuns, Failure, Workers, explained, failure_table, places, run_batch
-from .core import Run, asset, cores, duration, lookup, make_run, names, numbers, root
+from .core import Run, asset, cores, duration, lookup, make_run, names, numbers, outputs, root
 from .methods import METHODS
 from dmlstudy.records import (
     batch_file,
@@ -32,7 +32,6 @@ from dmlstudy.records import (
     each_record,
     load_record,
     merge_records,
-    outputs,
     own_record,
     recorded,
     shown,
@@ -42,14 +41,10 @@ from dmlstudy.records import (
 )
 from .study import PROFILES, QUESTIONS, Job, all_runs, asked_by, jobs_of, setting_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 # %% ../nbs/97_report.ipynb #ca5e0002
 def notebooks() -> Path:  # the folder nbs
     "The notebooks of the project: below the root, else beside the installed package"
-    package = Path(importlib.import_module("dmlstudy").__file__).parents[1]
-    for folder in (root() / "nbs", package / "nbs"):
+    for folder in (root() / "nbs", asset("").parents[1] / "nbs"):
         if (folder / "experiments").is_dir():
             return folder
     raise FileNotFoundError(
@@ -61,18 +56,16 @@ def notebooks() -> Path:  # the folder nbs
 def _shell():
     "A shell of IPython with no names, no history and no open figures"
     import matplotlib.pyplot as plt
-    from IPython.core.displayhook import DisplayHook
     from IPython.core.interactiveshell import InteractiveShell
-
-    class Quiet(DisplayHook):  # what a cell returns is taken from its result
-        write_output_prompt = write_format_data = log_output = lambda self, *args: None
 
     InteractiveShell.clear_instance()
     folder = outputs() / "notebooks" / ".ipython"
     folder.mkdir(parents=True, exist_ok=True)
-    shell = InteractiveShell.instance(ipython_dir=str(folder), displayhook_class=Quiet)
+    shell = InteractiveShell.instance(ipython_dir=str(folder))
     shell.history_manager.enabled = False
-    shell.enable_gui = shell.showtraceback = shell.showsyntaxerror = lambda *args, **options: None
+    hook, nothing = shell.displayhook, lambda *args, **options: None  # what a cell returns is taken from its result
+    hook.write_output_prompt = hook.write_format_data = hook.log_output = nothing
+    shell.enable_gui = shell.showtraceback = shell.showsyntaxerror = nothing
     plt.close("all")
     plt.rcdefaults()
     shell.run_line_magic("matplotlib", "inline")
@@ -183,10 +176,11 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
-_OURS = ["tuned", "tuned_lost", "redrawn", "redrawn_choices", "reality", "decay", "decay_changes", "sec_sign"]
-_OURS += ["sec_sign_rates", "factors", "trials"]
-_OURS += ["trials_rank", "agreement", "ledger", "omniglot_few", "omniglot_all", "one_shot", "validation", "photos"]
-_OURS += ["axes", "noise", "inflation", "other_sets", "other_sets_rates", "other_sets_lost", "last_step"]
+_OURS = """
+tuned tuned_lost redrawn redrawn_choices reality decay decay_changes sec_sign sec_sign_rates factors trials
+trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos axes noise inflation other_sets
+other_sets_rates other_sets_lost last_step
+""".split()
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
 
@@ -218,22 +212,19 @@ def _title(stem: str) -> str:  # such as "Roth et al., Table 4"
     return f"{who}, {what}{number}{more}" if who else stem.replace("_", " ").capitalize()
 
 # %% ../nbs/97_report.ipynb #acff985f
-def _said() -> dict[str, tuple[str, list[str], list[tuple]]]:  # path -> title, paragraphs, (heading, code) of cells
+def _said() -> dict[str, tuple[str, str, list[tuple]]]:  # path -> title, what follows it, (heading, code) of cells
     "What the notebooks of tables and figures say"
     found = {}
     for file in sorted((notebooks() / "experiments").glob("*.ipynb")):
         cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(file.read_text(encoding="utf-8"))["cells"]]
-        words = next((text for kind, text in cells if kind == "markdown"), f"# {file.stem}")
-        head, *paragraphs = words.strip().split("\n\n")
-        title, *subtitle = head.splitlines()
-        paragraphs = [line.removeprefix("> ") for line in subtitle] + paragraphs
-        heads = itertools.accumulate(
-            re.findall(r"^## (.+)", text, re.M)[-1:] if kind == "markdown" else [] for kind, text in cells
-        )
-        code = [
-            (head[-1] if head else "", text) for (kind, text), head in zip(cells, heads, strict=True) if kind == "code"
-        ]
-        found[f"nbs/experiments/{file.name}"] = (title.lstrip("# "), paragraphs, code)
+        title, _, about = cells[0][1].strip().partition("\n")
+        head, code = "", []
+        for kind, text in cells:
+            if kind == "code":
+                code.append((head, text))
+            else:
+                head = [head, *re.findall(r"^## (.+)", text, re.M)][-1]
+        found[f"nbs/experiments/{file.name}"] = (title.lstrip("# "), about.removeprefix("> "), code)
     return found
 
 # %% ../nbs/97_report.ipynb #c818c13d
@@ -252,7 +243,7 @@ def _small(file: Path) -> str:  # base64 of a WebP
 # %% ../nbs/97_report.ipynb #6293649f
 def _maker(stem: str, sources: Mapping[str, tuple]) -> tuple[str, str]:  # path of its notebook, title
     "Which notebook makes a table or a figure, and how that is called"
-    cells = [(path, *cell) for path, (_, _, parts) in sources.items() for cell in parts if f'"{stem}"' in cell[1]]
+    cells = [(path, *cell) for path, (_, _, code) in sources.items() for cell in code if f'"{stem}"' in cell[1]]
     writes = re.compile(rf'(write_\w+\(|stem = )"{stem}"')
     order = lambda found: (Path(found[0]).stem != stem, not writes.search(found[2]))
     made, head, _ = min(cells, key=order, default=("", "", ""))
@@ -264,33 +255,30 @@ def _maker(stem: str, sources: Mapping[str, tuple]) -> tuple[str, str]:  # path 
     return made, "".join([_title(stem), *title.partition(":")[1:]])
 
 # %% ../nbs/97_report.ipynb #48c9a4ae
-def _entry(profile: str, known: Mapping[str, str], paragraphs: Sequence[str]) -> dict:
+def _entry(profile: str, known: Mapping[str, str], about: str) -> dict:
     "All that the page says about a table or a figure: what `catalogue` knows, and the first words of its notebook"
-    out = {**known, "about": html("\n\n".join(paragraphs)), "said": html(known["said"])}
-    ends = "tables/*.md figures/*.png tables/*.csv figures/*.pdf".replace("*", stem := known["stem"]).split()
-    table, picture, *files = (shown(profile) / end for end in ends)
-    out["answer"] = out["said"].replace("<p>", "<p><strong>Answer:</strong> ", 1)
-    out["files"] = [f"{file.parent.name}/{file.name}" for file in files if file.exists()]
-    out["view"] = view_of(stem, profile, "")
-    if table.exists():
+    stem, said, place = known["stem"], html(known["said"]), shown(profile)
+    out = {**known, "about": html(about), "said": said, "view": view_of(stem, profile, "")}
+    out["answer"] = said.replace("<p>", "<p><strong>Answer:</strong> ", 1)
+    out["files"] = [file for file in (f"tables/{stem}.csv", f"figures/{stem}.pdf") if (place / file).exists()]
+    if (table := place / f"tables/{stem}.md").exists():
         text = table.read_text(encoding="utf-8").replace("(../explorer.html", "(explorer.html")
         first, *more = re.split(r"^## ", text.partition("\n")[2], flags=re.M)
         out["table"] = html(first)
         out["folded"] = [(part.partition("\n")[0].replace("`", ""), html(part.partition("\n")[2])) for part in more]
-    if picture.exists():
-        out["full"] = f"figures/{stem}.png"
-        out["picture"] = _small(picture)
+    if (picture := place / f"figures/{stem}.png").exists():
+        out |= {"full": f"figures/{stem}.png", "picture": _small(picture)}
     return out
 
 
-def _provenance(records: list[Mapping]) -> dict[str, str]:  # what -> how many of the runs
+def _provenance(records: Sequence[Mapping]) -> dict[str, str]:  # what -> how many of the runs
     "What made the records"
     made = [record["made"] for record in records]
     count = lambda values: ", ".join(f"{value} ({n} runs)" for value, n in sorted(Counter(values).items()))
     out = {"runs": str(len(records)), "training time of all": duration(sum(m["seconds"] for m in made))}
     for told, name in (("data sets", "dataset"), ("seeds", "seed"), ("steps", "steps")):
         out[told] = count(record["run"][name] for record in records)
-    out["device"], out["commit"] = count(m["device"] for m in made), count(str(m["git"]) for m in made)
+    out |= {"device": count(m["device"] for m in made), "commit": count(str(m["git"]) for m in made)}
     for package in sorted({name for m in made for name in m["versions"]}):
         out[package] = count(m["versions"].get(package, "none") for m in made)
     return out | ({"images": note.replace("`", "")} if (note := data_note(records)) else {})
@@ -298,16 +286,15 @@ def _provenance(records: list[Mapping]) -> dict[str, str]:  # what -> how many o
 # %% ../nbs/97_report.ipynb #93d37015
 def write_report(profile: str = "glyphs") -> Path:  # the page
     "Write the page of a profile"
-    from jinja2 import Environment
+    from jinja2 import Template
 
     about = lookup("profile", profile, PROFILES).about
     beside = PROFILES if profile == "glyphs" else ()  # the study's own page shows all that there are records of
     names = dict.fromkeys([profile, *(name for name in beside if batch_file(name).is_file())])
     made = {name: [*each_record(name, ["run", "made"])] for name in names}
     sources, claims = _said(), shown(profile) / "claims.md"
-    entries = [_entry(profile, known, sources.get(known["notebook"], ("", []))[1]) for known in catalogue(profile)]
-    page = Environment(autoescape=True).from_string(asset("report.html").read_text(encoding="utf-8"))
-    page = page.render(
+    entries = [_entry(profile, known, sources.get(known["notebook"], ("", ""))[1]) for known in catalogue(profile)]
+    page = Template(asset("report.html").read_text(encoding="utf-8"), autoescape=True).render(
         profile=profile,
         about=about[0].upper() + about[1:] + ("" if about[-1] in "?!." else "."),
         runs={name: (len(records), PROFILES[name].about) for name, records in made.items()},
@@ -352,18 +339,17 @@ def collect(
     return [record for run in beside if (record := load_record(run))]
 
 # %% ../nbs/97_report.ipynb #c5107050
-def custom_table(records: Sequence[Mapping], profile: str) -> "pd.DataFrame":
+def custom_table(records: Sequence[Mapping], profile: str) -> pd.DataFrame:
     "What runs beside a profile's plan reached, a run a row"
     from dmlstudy.tables import overview
 
-    heads = {name: [record["run"][name] for record in records] for name in ("seed", "dataset")}
     table = overview(records, profile)
-    for name, values in heads.items():
-        table.insert(0, name, values)
+    for name in ("seed", "dataset"):
+        table.insert(0, name, [record["run"][name] for record in records])
     return table
 
 # %% ../nbs/97_report.ipynb #b9e20b8b
-def values(profile: str = "glyphs") -> "pd.DataFrame":  # as from `tidy`
+def values(profile: str = "glyphs") -> pd.DataFrame:  # as from `tidy`
     "All values of the runs of a profile, a value a row, with what each run differs in from the plain one of its method"
     settings = {r["key"]: setting_of(profile, make_run(r["run"])) for r in each_record(profile, ["run"])}
     return tidy(profile, each_record(profile, ["run", "curves"]), settings)
@@ -383,11 +369,10 @@ def _other_code(profile: str, records: Iterable[Mapping]) -> str:  # empty: none
     from dmlstudy.train import code_digest
 
     made = [(r["made"]["code"], r["run"]["method"]) for r in records if "code" in r["made"]]
-    n = sum(code != code_digest(METHODS[method].loss) for code, method in made)
     told = f"dmlstudy run --profile {profile} --fresh trains anew and says which values differ"
-    return f"\n{n} of {len(made)} records with a digest of their code were made by other code than this: {told}" * bool(
-        n
-    )
+    if not (n := sum(code != code_digest(METHODS[method].loss) for code, method in made)):
+        return ""
+    return f"\n{n} of {len(made)} records with a digest of their code were made by other code than this: {told}"
 
 # %% ../nbs/97_report.ipynb #cb35a553
 def show(
@@ -419,7 +404,7 @@ def ask(
     seeds: str | int = "",  # such as "0-2"; empty: all
     methods: str = "",  # separated by semicolons; empty: all
     train: bool = True,  # what is missing; False: nothing, as a batch has done that
-) -> "pd.DataFrame":  # profile, experiment, data set, draws, methods, runs
+) -> pd.DataFrame:  # profile, experiment, data set, draws, methods, runs
     "Train what a question asks and is not recorded yet, and say which runs it is about"
     words = lambda given: [str(given)] if given != "" else []
     chosen = names(words(datasets)), numbers(words(seeds)), names(words(methods), ";")
@@ -433,15 +418,13 @@ def ask(
     return _asked_table(jobs)
 
 
-def _asked_table(jobs: Iterable[Job]) -> "pd.DataFrame":
-    import pandas as pd
-
-    rows = {}
+def _asked_table(jobs: Iterable[Job]) -> pd.DataFrame:
+    alike = {}
     for job in jobs:
-        drawn, runs = rows.setdefault((job.profile, job.experiment, job.dataset), ({}, set()))
-        drawn[("replicate", job.replicate) if job.seed is None else ("seed", job.seed)] = None
-        runs.update(job.runs())
-    said = lambda drawn: f"{next(iter(drawn))[0]}s {', '.join(str(n) for _, n in drawn)}"
-    columns = ["profile", "experiment", "data set", "draws", "methods", "runs"]
-    table = [(*of, said(drawn), len({run.method for run in runs}), len(runs)) for of, (drawn, runs) in rows.items()]
-    return pd.DataFrame(table, columns=columns)
+        alike.setdefault((job.profile, job.experiment, job.dataset), []).append(job)
+    table = []
+    for of, some in alike.items():
+        runs, kind = all_runs(some), "seed" if some[0].seed is not None else "replicate"
+        draws = dict.fromkeys(str(job.replicate if job.seed is None else job.seed) for job in some)
+        table.append((*of, f"{kind}s {', '.join(draws)}", len({run.method for run in runs}), len(runs)))
+    return pd.DataFrame(table, columns=["profile", "experiment", "data set", "draws", "methods", "runs"])
