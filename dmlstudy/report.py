@@ -44,7 +44,9 @@ from .study import PROFILES, QUESTIONS, Job, all_runs, asked_by, jobs_of, settin
 # %% ../nbs/97_report.ipynb #ca5e0002
 def notebooks() -> Path:  # the folder nbs
     "The notebooks of the project: below the root, else beside the installed package"
-    for folder in (root() / "nbs", asset("").parents[1] / "nbs"):
+    import dmlstudy
+
+    for folder in (root() / "nbs", Path(dmlstudy.__file__).parents[1] / "nbs"):
         if (folder / "experiments").is_dir():
             return folder
     raise FileNotFoundError(
