@@ -181,7 +181,7 @@ _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = """
 tuned tuned_lost redrawn redrawn_choices reality decay decay_changes sec_sign sec_sign_rates factors trials
 trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos axes noise inflation other_sets
-other_sets_rates other_sets_lost last_step
+other_sets_rates other_sets_lost last_step reality_sets added axes_whole
 """.split()
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
@@ -208,8 +208,8 @@ def stems(profile: str) -> list[str]:
 def _title(stem: str) -> str:  # such as "Roth et al., Table 4"
     "A stem in words"
     paper, _, rest = stem.partition("_")
-    who = {"roth": "Roth et al.", "sec": "SEC"}.get(paper)
     name, number, more = _ORDER.match(rest or stem).groups()
+    who = {"roth": "Roth et al.", "sec": "SEC rebuttal" if number else "SEC"}.get(paper)
     what = {"table": "Table ", "fig": "Figure "}.get(name, f"{name} ").capitalize() if number else name
     return f"{who}, {what}{number}{more}" if who else stem.replace("_", " ").capitalize()
 
