@@ -24,9 +24,8 @@ def closest(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     "Of each point (N, D + 1) the largest score of a centroid (K, D + 1), which one, and the second largest"
     cpu, found = x.device.type == "cpu", []
     rows = min(len(x), max(256, (2**18 if cpu else 2**26) // len(centroids)))  # on the CPU scores stay in the cache
-    tile = x.new_empty(rows * len(centroids))
     for some in x.split(rows):
-        scores = product(some, centroids, tile)
+        scores = product(some, centroids)
         index = (torch.from_numpy(scores.numpy().argmax(1)) if cpu else scores.argmax(1))[:, None]
         best = scores.gather(1, index)[:, 0]
         found.append((best, index[:, 0], scores.scatter_(1, index, -torch.inf).amax(1)))

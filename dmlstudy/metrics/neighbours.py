@@ -9,7 +9,6 @@ __all__ = ['block_rows', 'power_of_two', 'as_points', 'product', 'middle_point',
 # %% ../../nbs/70_metrics.neighbours.ipynb #a70e0004
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch.nn.functional import pad
 from tqdm.auto import tqdm
 
 from ..core import generator
-from ..distances import unit
+from ..distances import matmul_precision, no_autocast, unit
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #3248331c
 def block_rows(x: Tensor) -> int:  # (N, D) -> rows
@@ -38,39 +37,14 @@ def as_points(
 ) -> Tensor:  # (N, D) float32
     "The float32 points whose distances are measured"
     shrink = power_of_two(f)
-    points = torch.empty(f.shape, dtype=torch.float32, device=f.device)
-    step = block_rows(f)
-    for block, out in zip(f.split(step), points.split(step), strict=True):
-        block = block.double() * shrink
-        out.copy_((unit(block, eps=1e-150) if normalize else block).float() + 0.0)  # no negative zeros
-    return points
-
-# %% ../../nbs/70_metrics.neighbours.ipynb #def7b484
-@contextmanager
-def _full_float32(device):
-    "Matrix products in float32 proper, whatever precision or autocast the user chose around the call"
-    if hasattr(torch.backends.mkldnn, "matmul"):
-        places = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
-        before, full = [p.fp32_precision for p in places], ["ieee"] * 2
-        put = lambda values: [setattr(p, "fp32_precision", v) for p, v in zip(places, values, strict=True)]
-    else:  # torch before 2.9
-        before, put, full = torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision, "highest"
-    put(full)
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        put(before)
+    blocks = (block.double() * shrink for block in f.split(block_rows(f)))
+    return torch.cat([(unit(b, eps=1e-150) if normalize else b).float() + 0.0 for b in blocks])  # no negative zeros
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #a70e0007
-def product(
-    x: Tensor,  # (B, D) float32
-    y: Tensor,  # (M, D) float32
-    tile: Tensor | None = None,  # memory for the result, flat; None: new memory
-) -> Tensor:  # (B, M)
-    "All inner products, in float32 proper"
-    with _full_float32(x.device):
-        return torch.mm(x, y.T, out=None if tile is None else tile[: len(x) * len(y)].view(len(x), -1))
+def product(x: Tensor, y: Tensor) -> Tensor:  # (B, D), (M, D) float32 -> (B, M)
+    "All inner products, in float32 proper, whatever precision or autocast the user chose around the call"
+    with matmul_precision("float32"), no_autocast(x):
+        return x @ y.T
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #44d7953c
 def middle_point(sample: Tensor) -> Tensor:  # points, (N, D) -> (D,) float64
@@ -79,57 +53,31 @@ def middle_point(sample: Tensor) -> Tensor:  # points, (N, D) -> (D,) float64
     return sample.sort(0).values[cut : len(sample) - cut].double().mean(0)
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #92055e96
-def score_points(
-    points: Tensor,  # (N, D) float32
-    centre: Tensor,  # (D,) float64, subtracted from all
-    order: Tensor | None = None,  # which points, in which order; None: all as they are
-) -> tuple[Tensor, Tensor]:  # (N, D + 2): centred points, -|y|^2/2 and 1; -|y|^2/2 in float64 (N,)
-    "Gallery points in the form in which one product with (x, 1, -|x|^2/2) gives scores"
-    order = torch.arange(len(points), device=points.device) if order is None else order
-    rows = torch.ones(len(order), points.shape[1] + 2, dtype=torch.float32, device=points.device)
-    half = centre.new_empty(len(order))
-    step = block_rows(points)
-    for some, out, square in zip(order.split(step), rows.split(step), half.split(step), strict=True):
-        block = points[some].double() - centre
-        out[:, :-2] = block
-        torch.sum(block.square_(), 1, out=square).div_(-2)
-    rows[:, -2] = half
-    return rows, half
+def score_points(points: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:  # (N, D) float32, (D,) float64
+    "Points less the centre, their -|y|^2/2 and 1, (N, D + 2): times (x, 1, -|x|^2/2) a score; -|y|^2/2 in float64 (N,)"
+    rows, half = pad(points, (0, 2), value=1.0), []
+    for block in rows.split(block_rows(points)):
+        centred = block[:, :-2].double() - centre
+        half.append(centred.square().sum(1) / -2)
+        block[:, :-2], block[:, -2] = centred, half[-1]
+    return rows, torch.cat(half)
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #a128a8fe
 class Gallery:
     "What queries are compared with, in random order: the first rows are a random sample"
 
     def __init__(self, points: Tensor):  # (M, D) float32
-        self.points = points
-        self.order = torch.randperm(len(points), generator=generator(0, "order")).to(points.device)
+        self.points, self.order = points, torch.randperm(len(points), generator=generator(0, "order")).to(points.device)
         self.centre = middle_point(points[self.order[:256]])
-        self.rows, self.half = score_points(points, self.centre, self.order)
-        self.offset = self.half.median()
-        self.rows[:, -2] = self.half - self.offset
-        self.reach, self.spread = (-2 * self.half).max().sqrt(), (self.half - self.offset).abs().max()
-        self.factor = 2.0**-24 * (1.01 * self.rows.shape[1] + 3)  # rounding errors, of the sum of the sizes
-        self.tiny = 1e-36 * self.rows.shape[1]  # the same for products and sums too small for float32
+        self.rows, self.slack = self.queries(points[self.order])
+        self.rows[:, -2:] = self.rows[:, -2:].flip(1)
 
-    def queries(self, x: Tensor) -> tuple[Tensor, Tensor]:  # points (B, D) -> (B, D + 2); -|x|^2/2 (B,) float64
-        "Queries in the form whose product with `rows` gives scores, and their halved squares after centring"
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor]:  # points (B, D) -> (B, D + 2), (B,) float32
+        "Queries in the form whose product with `rows` gives scores, and their part of what scores may be wrong"
         rows, half = score_points(x, self.centre)
-        rows[:, -2:] = torch.stack([torch.ones_like(half), half - self.offset], 1)
-        return rows, half
-
-    def radius(self, half: Tensor, kth: Tensor) -> Tensor:  # from `queries`; k-th best scores (B,) -> (B,) float64
-        "A distance within which the k nearest points of each query lie"
-        slack = self.factor * (-16 * half + (half - self.offset).abs() + self.offset.abs()) + self.tiny
-        square = (slack - kth - 2 * self.offset).clamp(min=0) / max(0.5 - 2 * self.factor, 1e-300)
-        return (1 + 2.0**-20) * square.sqrt()
-
-    def error(self, half: Tensor, kth: Tensor) -> Tensor:  # as for `radius` -> (B,) float32
-        "By how much the score of a query can be wrong, for the gallery points that can be among its k nearest"
-        length, radius = (-2 * half).sqrt(), self.radius(half, kth)
-        far, near = (length + radius).clamp(max=self.reach), (length - radius).clamp(min=0)
-        ends = torch.stack([far, near]).square() / 2 + self.offset
-        sums = length * far + (half - self.offset).abs() + ends.abs().amax(0).clamp(max=self.spread)
-        return (self.factor * sums + 2.0**-24 * (length + far).square() + self.tiny).float()
+        slack = 1e-36 * rows.shape[1] - 2.0**-23 * (1.01 * rows.shape[1] + 8) * half
+        rows[:, -2:] = torch.stack([torch.ones_like(half), half + slack], 1)
+        return rows, slack.float()
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #a70e000c
 def _search_rows(q, rows, k, budget=2**28):
@@ -137,34 +85,24 @@ def _search_rows(q, rows, k, budget=2**28):
     found = [product(some, rows).topk(k, dim=1) for some in q.split(max(1, budget // (8 * len(rows))))]
     return torch.cat([f.values for f in found]), torch.cat([f.indices for f in found])
 
-# %% ../../nbs/70_metrics.neighbours.ipynb #c03c77fa
-def _sample_rank(k, size, n):
-    "Which of the best scores in a random sample of this size most likely has k or more above it among all n"
-    share = k * size / n
-    return min(size, math.ceil(share + 3 * math.sqrt(share) + 2))
-
 # %% ../../nbs/70_metrics.neighbours.ipynb #42ad5d9c
 def _keys_above(scores, floor, first, width, turned=False):
     "Entries above a floor, each as one integer; columns are numbered from first, `turned` exchanges rows and columns"
-    place = torch.from_numpy(np.flatnonzero(scores.numpy() > floor.numpy()))
-    row = torch.from_numpy(place.numpy() // scores.shape[1])
-    column = place - row * scores.shape[1]
-    query, column = (column, row) if turned else (row, column)
-    bits = scores.view(-1)[place].view(torch.int32)
-    falling = (~(bits ^ (bits >> 31 & 0x7FFFFFFF))).long()
-    return (query << 32 + width) + falling.bitwise_left_shift_(width).bitwise_or_(column + first)
+    place = np.flatnonzero(scores > floor)
+    query, column = np.divmod(place, scores.shape[1])[:: -1 if turned else 1]
+    bits = scores.ravel()[place].view(np.int32)
+    falling = (bits ^ (~bits >> 31 & 0x7FFFFFFF)).view(np.uint32).astype(np.int64)
+    return (query << 32 + width) + (falling << width) + (column + first)
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #24779573
 def _first_keys(found, n, k, width):
-    "Scores and columns (n, k) of the first keys of n queries, and how many each has; found becomes one sorted tensor"
-    keys = torch.cat(found)
-    keys.numpy().sort()
-    found[:] = [keys]
-    end = torch.searchsorted(keys, (torch.arange(n + 1) << 32 + width) - (1 << 31 + width))
-    keys = keys if len(keys) else keys.new_zeros(1)  # with all scores equal none exceeds a floor
-    keys = keys.take((end[:-1, None] + torch.arange(k)).clamp_(max=len(keys) - 1))
-    bits = ~(keys >> width).int()
-    return (bits ^ (bits >> 31 & 0x7FFFFFFF)).view(torch.float32), keys & 2**width - 1, end.diff()
+    "Scores, -inf where there are no more, and columns (n, k) of the first keys of n queries; found is sorted"
+    found[:] = [np.sort(np.concatenate(found))]
+    query = np.arange(n)[:, None]
+    keys = found[0].take(np.searchsorted(found[0], query << 32 + width) + np.arange(k), mode="clip")
+    bits = (keys >> width).astype(np.int32)
+    scores = (bits ^ (~bits >> 31 & 0x7FFFFFFF)).view(np.float32)
+    return np.where(keys >> 32 + width == query, scores, -np.float32(np.inf)), keys & 2**width - 1
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #04518043
 def search_blocks(
@@ -175,60 +113,36 @@ def search_blocks(
 ) -> Iterator[tuple[Tensor, Tensor]]:  # scores (size, k), falling; their columns (size, k); block by block
     "The k largest scores of each query over all rows of the gallery"
     n, own, parts = len(gallery.rows), queries is None, gallery.rows.split(size)
-    blocks = parts if own else queries.split(size)
-    width, tile = (n - 1).bit_length(), torch.empty(size * size, dtype=torch.float32)
-    floors, found = [None] * len(blocks), [[] for _ in blocks]
-
-    def best(j, q):
-        scores, columns, count = _first_keys(found[j], len(q), k, width)
-        found[j] = None
-        again = ((count < k) | (scores[:, -1] < floors[j])).nonzero().flatten()  # the sample misled
-        scores[again], columns[again] = _search_rows(q[again], gallery.rows, k)
-        return scores, columns
-
+    blocks, width = parts if own else queries.split(size), (n - 1).bit_length()
+    floors, found = [None] * len(blocks), [[np.array([2**63 - 1])] for _ in blocks]  # so that none is empty
     for i, part in enumerate(parts):
         part = torch.cat([part[:, :-2], part[:, -2:].flip(1)], 1) if own else part  # as queries
-        todo, rank = range(i if own else 0, len(blocks)), _sample_rank(k, max(i * size, len(part)), n)
-        for j in todo if i >= 4 and i & (i - 1) == 0 else ():  # the sample has doubled
-            scores, _, count = _first_keys(found[j], len(floors[j]), rank, width)
-            floors[j] = torch.where(count >= rank, scores[:, -1], floors[j])
+        todo, seen = range(i if own else 0, len(blocks)), max(i * size, len(part))
+        share = k * seen / n  # of the k best, in a random sample
+        rank = min(seen, math.ceil(share + 3 * math.sqrt(share) + 2))
         for j in todo:
-            scores = product(blocks[j], part, tile)
+            scores = product(blocks[j], part).numpy()
             if i == 0:
-                floors[j] = torch.from_numpy(np.partition(scores.numpy(), -rank, axis=1)[:, -rank].copy())
+                floors[j] = np.partition(scores, -rank, axis=1)[:, -rank].copy()
+            elif i >= 4 and i & (i - 1) == 0:  # the sample has doubled
+                floors[j] = np.maximum(floors[j], _first_keys(found[j], len(floors[j]), rank, width)[0][:, -1])
             found[j].append(_keys_above(scores, floors[j][:, None], i * size, width))
             if own and i < j:
                 found[i].append(_keys_above(scores, floors[i], j * size, width, turned=True))
-        if own:
-            yield best(i, part)
-    if not own:
-        yield from map(best, range(len(blocks)), blocks)
+        for j in [i] if own else todo if i == len(parts) - 1 else []:
+            q = part if own else blocks[j]
+            best, columns = (torch.from_numpy(t) for t in _first_keys(found[j], len(q), k, width))
+            again = (best[:, -1] < torch.from_numpy(floors[j])).nonzero().flatten()  # the sample misled
+            best[again], columns[again] = _search_rows(q[again], gallery.rows, k)
+            found[j] = None
+            yield best, columns
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #e79d7696
-def distance_keys(
-    x: Tensor,  # points, (B, D) float32
-    y: Tensor,  # points, (M, D) float32
-    row: Tensor,  # which of x, (T,)
-    column: Tensor,  # which of y, (T,)
-) -> Tensor:  # (T,) int64, rising with the exact distance
-    "Exact squared distances of pairs in the upper half of 64 bits: an index added to them breaks ties"
-    found = [x.new_empty(0)]
-    for r, c in zip(row.split(block_rows(x)), column.split(block_rows(x)), strict=True):
-        difference = x.index_select(0, r).double() - y.index_select(0, c)
-        found.append(difference.mul_(difference).sum(1).float())
+def distance_keys(x: Tensor, y: Tensor, row: Tensor, column: Tensor) -> Tensor:  # (T,) int64, rising with the distance
+    "Exact squared distances of pairs of float32 rows, in the upper half of 64 bits: an index added to them breaks ties"
+    pairs = zip(row.split(block_rows(x)), column.split(block_rows(x)), strict=True)
+    found = [(x.index_select(0, r).double() - y.index_select(0, c)).square_().sum(1).float() for r, c in pairs]
     return torch.cat(found).view(torch.int32).long() << 32
-
-# %% ../../nbs/70_metrics.neighbours.ipynb #4c8662d7
-def _settle(index, scores, error, x, y, part):
-    "Put candidates (B, k) of the queries x[part] whose scores are too near to tell apart in their exact order"
-    near = scores[:, :-1] - scores[:, 1:] <= 2 * error[:, None]
-    before, after = pad(near, (1, 0)), pad(near, (0, 1))
-    place = (before | after).flatten().nonzero().flatten()
-    group = (~before).flatten().cumsum(0)[place]  # runs of scores that are near each other
-    chosen = index.view(-1)[place]
-    key = distance_keys(x, y, part[place // index.shape[1]], chosen) | chosen
-    order = key.argsort()
-    index.view(-1)[place] = chosen[order[group[order].argsort(stable=True)]]
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #262869d3
 def first_of_equal(x: Tensor) -> tuple[Tensor, Tensor]:  # points (N, D) -> rows (U,); numbers of values (N,)
@@ -239,32 +153,16 @@ def first_of_equal(x: Tensor) -> tuple[Tensor, Tensor]:  # points (N, D) -> rows
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #f58faf8e
 def _search_ties(gallery, x, floor, k, budget, equal):
-    "The first k of each x by exact distance, then index, among all points whose score reaches the floor"
-    order = equal.argsort(stable=True)
+    "The keys of the first k of each x by exact distance, then index, among all points whose score reaches the floor"
+    order, (first, inverse) = equal.argsort(stable=True), first_of_equal(x)
     some = torch.cat([order[:k], order[k:][equal[order[k:]] != equal[order[:-k]]]])  # k of equal points are enough
-    rows = gallery.rows[gallery.order.argsort()[some]]
-    found = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
-    for q, least, out in zip(*(t.split(max(1, budget // (64 * len(some)))) for t in (x, floor, found)), strict=True):
-        row, column = (product(gallery.queries(q)[0], rows) >= least[:, None]).nonzero(as_tuple=True)
-        key = torch.full((len(q), len(some)), 2**63 - 1, device=x.device)
-        key[row, column] = distance_keys(q, gallery.points, row, some[column]) | some[column]
-        out.copy_(key.topk(k, largest=False).values & 2**32 - 1)
-    return found
-
-# %% ../../nbs/70_metrics.neighbours.ipynb #bc0f229c
-def _candidates(gallery, k, x, own, budget):
-    "Which queries (B,), their halved squares (B,), the scores and rows (B, k) of candidates; a tile at a time"
-    n, places = len(gallery.rows), torch.arange(len(x), device=x.device)
-    step = max(1, budget // (4 * (k + 64)))  # queries whose candidates fit
-    in_blocks = x.device.type == "cpu" and 2048 <= n < 2**21 and 8 * k <= n
-    if own and in_blocks and n <= step:
-        blocks = zip(gallery.order.split(1024), gallery.half.split(1024), search_blocks(gallery, k), strict=True)
-        yield from ((part, half, *best) for part, half, best in blocks)
-        return
-    for part in places.split(step if in_blocks else min(1024, step)):
-        q, half = gallery.queries(x[part])
-        best = [*search_blocks(gallery, k, q)] if in_blocks else [_search_rows(q, gallery.rows, k, budget)]
-        yield part, half, *map(torch.cat, zip(*best, strict=True))
+    rows, found = gallery.rows[gallery.order.argsort()[some]], []
+    for part in first.split(max(1, budget // (64 * len(some)))):  # of equal queries one is enough
+        row, column = (product(gallery.queries(x[part])[0], rows) >= floor[part][:, None]).nonzero(as_tuple=True)
+        key = torch.full((len(part), len(some)), 2**63 - 1, device=x.device)
+        key[row, column] = distance_keys(x, gallery.points, part[row], some[column]) | some[column]
+        found.append(key.topk(k, largest=False).values)
+    return torch.cat(found)[inverse]
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #897f90cc
 def nearest(
@@ -275,26 +173,29 @@ def nearest(
     progress: bool = True,  # show a bar when it takes more than some seconds
 ) -> Iterator[tuple[Tensor, Tensor]]:  # which queries (B,), and their neighbours (B, k) by rising distance
     "Exact nearest neighbours in tiles, ties to the smaller index"
-    own = queries is None
-    x = points if own else queries
-    keep = min(k + own, len(points))
-    extra = min(keep + 8 + keep // 16, len(points))
-    gallery, equal = Gallery(points), None
+    own, x, n = queries is None, points if queries is None else queries, len(points)
+    keep = min(k + own, n)
+    extra = min(keep + 8 + keep // 16, n)
+    gallery, equal, step = Gallery(points), None, max(1, budget // (4 * (extra + 64)))  # queries whose candidates fit
+    in_blocks = x.device.type == "cpu" and 2048 <= n < 2**21 and 8 * extra <= n
+    whole = search_blocks(gallery, extra) if own and in_blocks and n <= step else None
+    places = gallery.order if whole else torch.arange(len(x), device=x.device)
     with tqdm(total=len(x), desc="neighbours", unit="query", delay=4, leave=False, disable=not progress) as bar:
-        for part, half, scores, columns in _candidates(gallery, extra, x, own, budget):
-            index, error = gallery.order[columns], gallery.error(half, scores[:, keep - 1])
-            _settle(index, scores, error, x, points, part)
-            floor = scores[:, keep - 1] - 2 * error
-            again = (scores[:, -1] >= floor).nonzero().flatten() if extra < len(points) else part[:0]
-            index = index[:, :keep]
-            if len(again):
+        for part in places.split(min(1024, step)):
+            q, slack = gallery.queries(x[part])
+            found = (whole or search_blocks(gallery, extra, q)) if in_blocks else None
+            scores, columns = next(found) if found else _search_rows(q, gallery.rows, extra, budget)
+            index = gallery.order[columns]
+            low = (scores - 2 * (slack[:, None] + gallery.slack[columns])).cummin(1).values
+            near = pad(low[:, :-1] <= scores[:, 1:], (1, 1))
+            row, place = (near[:, :-1] | near[:, 1:]).nonzero(as_tuple=True)
+            chosen, key = index[row, place], (-2 * scores).clamp(min=0).abs().view(torch.int32).long() << 32 | index
+            key[row, place] = distance_keys(x, points, part[row], chosen) | chosen
+            again = (scores[:, -1] >= low[:, keep - 1]).nonzero().flatten() if extra < n else part[:0]
+            if len(again):  # points outside of the list may be as near
                 equal = first_of_equal(points)[1] if equal is None else equal
-                first, inverse = first_of_equal(x[part[again]])
-                some = again[first]
-                index[again] = _search_ties(gallery, x[part[some]], floor[some], keep, budget, equal)[inverse]
+                key[again] = _search_ties(gallery, x[part[again]], low[again, keep - 1], extra, budget, equal)
             if own:
-                others = index != part[:, None]
-                others[:, -1] &= ~others.all(1)
-                index = index[others].view(len(part), -1)
-            yield part, index
+                key[key & 2**32 - 1 == part[:, None]] = 2**63 - 1  # behind all others
+            yield part, key.sort(1).values[:, : keep - own] & 2**32 - 1
             bar.update(len(part))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..core import Run, generator, lookup, write_atomically
 from ..data.files import Files, _state, verify
 from ..data.omniglot import SETS, one_shot_runs
+from ..distances import PRECISIONS
 from ..feeds import Feed, FileFeed, data_of, feed_of, splits_of
 from ..methods import METHODS, Method
 from ..models import FROZEN_STEMS, EmbeddingNet, make_model, weights_sha256
@@ -30,7 +31,7 @@ from ..objectives import Objective, make_objective
 from ..regularizers import ManifoldMixup
 from ..samplers import SAMPLERS, make_sampler
 from ..samplers.embedded import EmbeddedSampler
-from .network import OPTIMIZERS, PRECISIONS, Network, milestone_steps, param_groups
+from .network import OPTIMIZERS, Network, milestone_steps, param_groups
 
 # %% ../../nbs/81_train.state.ipynb #d17aa773
 _LEAST = {  # field of a run -> the smallest number that makes sense
