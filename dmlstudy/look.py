@@ -179,7 +179,8 @@ def fix_layout(figure) -> None:
     shown = figure.dpi
     figure.set_dpi(150)  # that of the PNG: names are a little wider at some resolutions than at others
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    own = figure.get_layout_engine()  # where there is none, saving would bring in that of the style
+    figure.set_layout_engine("none" if own else PlaceHolderLayoutEngine(True, False))
     figure.set_dpi(shown)
 
 
