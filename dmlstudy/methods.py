@@ -106,18 +106,16 @@ class Method:
     ) -> dict:  # loss, miner, regularizer -> None, or name and hyperparameters; views, ramps, equalize, around, source
         "What the row means on a data set: what is computed, in full"
         parts = {part: self.args(part, dataset) for part in ("loss", "miner", "regularizer")}
-        for part, name, value in (("miner", "p_switch", p_switch), ("regularizer", "eta", eta)):
-            if value is None:
-                continue
+        given = ("miner", "p_switch", p_switch), ("regularizer", "eta", eta)
+        for part, name, value in (asked for asked in given if asked[-1] is not None):
             if not (self.miner == "rho_distance" if part == "miner" else self.regularizer):
                 raise ValueError(f"{name}={value} means nothing here: the method has no {part} that takes it")
             parts[part][name] = value
         if loss_args is not None:
             parts["loss"] |= _numbers(self.loss, loss_args, DEFAULTS["loss"].get(self.loss, self.loss_args))
         named = {part: args and {"name": getattr(self, part), **args} for part, args in parts.items()}
-        more = {"views": self.views, "ramps": self.ramps, "equalize": self.equalize, "source": self.source}
-        more["around"] = dict(self.around) or None
-        return named | {name: value for name, value in more.items() if value not in (None, False)}
+        more = {name: getattr(self, name) for name in ("views", "ramps", "equalize", "around", "source")}
+        return named | {name: value for name, value in more.items() if value not in (None, False, {})}
 
 # %% ../nbs/00_methods.ipynb #e0318335
 P_SWITCH = _WRITTEN.pop("p_switch")  # row -> share of switched negatives on cub200, cars196, sop
