@@ -235,7 +235,7 @@ def _small(file: Path) -> str:  # base64 of a WebP
     from PIL import Image
 
     with Image.open(file) as picture:
-        picture.thumbnail((900, 2700))
+        picture.thumbnail((840, 2700))
         picture = picture.convert("RGB")
     few = [min((0, 64, 128, 178, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)]  # sharp and small
     picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True)
