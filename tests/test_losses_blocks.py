@@ -55,7 +55,8 @@ def test_blocks_on_every_edge(monkeypatch, name, rows):
         torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
         for blocks, whole in zip(found[1:], expected[1:], strict=True):
             error, size = (x.double().norm() for x in (blocks - whole, whole))
-            assert error <= (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5
+            last = 2.0**-23 * expected[0].abs().double()  # a bit of the value, where the gradient is 0 but for rounding
+            assert error <= (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5 + last
 
 
 CHOSEN = [

@@ -26,7 +26,7 @@ from dmlstudy.data.layouts import SOURCES
 from dmlstudy.data.splits import Split
 from dmlstudy.data.transforms import Scaling, Transform, draw_box, flip
 from dmlstudy.feeds import feed_of
-from dmlstudy.methods import METHODS, SINCE_METHODS
+from dmlstudy.methods import ADDED_METHODS, METHODS, SINCE_METHODS
 from dmlstudy.metrics import evaluate
 from dmlstudy.metrics.clustering import kmeans
 from dmlstudy.metrics.space import rho_of
@@ -268,7 +268,7 @@ def read_value(
     "The value in this library"
     names = row["methods"].split("; ")
     if names == ["*"]:
-        printed = {name: m for name, m in METHODS.items() if name not in SINCE_METHODS}
+        printed = {name: m for name, m in METHODS.items() if name not in {**SINCE_METHODS, **ADDED_METHODS}}
         names = [n for n, m in printed.items() if m.loss and not m.pairs and m.protocol == row["paper"]]
     read, wanted = attrgetter(row["read"]), value_of(row["print"] or row["code"])
     cases = [(d, m) for d in row["datasets"].split("; ") for m in names]
