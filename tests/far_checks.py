@@ -89,7 +89,7 @@ def test_methods(far, method, variant):
     value, gradient = by_cpu(make, f, labels)
     objective, x, y = make().to(FAR), f.to(FAR).requires_grad_(), labels.to(FAR)
     for term in objective.regularizers.values():
-        term.eval()(x)  # SEC looks at the norms of its first batch
+        term.eval()(x, y)  # SEC looks at the norms of its first batch
     objective.train()
     with far.no_waits() if METHODS[method].miner in (None, "distance") else contextlib.nullcontext():
         total, terms = objective(x, y, generator(0, "tuples", device=FAR))
