@@ -17,7 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from .core import Run, asset, lookup
-from .records import selected
+from .records import draw_of, selected
 from .rules import SELECTIONS, search_score
 from .stats import correlation, correlation_interval, seeds_needed, t_interval
 from .tables import dataset_order, study_records
@@ -85,7 +85,9 @@ def run_table(
     for record in records:
         run, values = record["run"], selected(record, selection)
         rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
-        rows += [{**run, "main": record["key"] in plain, **values, **rules}] if values else []
+        run = {**run, "seed": draw_of(run), "main": record["key"] in plain}
+        run.pop("replicate", None)  # as a rule it is the draw
+        rows += [{**run, **values, **rules}] if values else []
     if not rows:  # as in a profile that holds out no validation classes
         return pd.DataFrame(columns=["dataset", "main"])
     table, order = pd.DataFrame(rows), dataset_order(records)

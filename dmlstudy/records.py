@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'shown', 'pack', 'unpack', 'packed', 'StaleRecord', 'DamagedRecords', 'run_folder', 'migrated', 'problem',
-           'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'load_record', 'recorded',
-           'recorded_keys', 'merge_records', 'write_batch', 'each_record', 'read_batch', 'drop_records', 'lean',
-           'selected', 'class_hits', 'spectrum_of', 'tidy', 'write_values', 'summary', 'data_note', 'alike',
-           'write_output', 'folder_of', 'markdown', 'view_link', 'view_of', 'write_table', 'write_figure']
+           'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'record_files', 'committed_record',
+           'load_record', 'recorded', 'recorded_keys', 'merge_records', 'write_batch', 'each_record', 'read_batch',
+           'drop_records', 'lean', 'selected', 'class_hits', 'spectrum_of', 'draw_of', 'tidy', 'write_values',
+           'summary', 'data_note', 'alike', 'write_output', 'folder_of', 'markdown', 'view_link', 'view_of',
+           'write_table', 'write_figure']
 
 # %% ../nbs/85_records.ipynb #d5a02129
 import base64
@@ -205,7 +206,7 @@ def _known(file: Path) -> tuple[list[bytes], dict[bytes, int]]:
     return _lines(file, (state.st_ino, state.st_size, state.st_mtime_ns))
 
 
-def _files() -> list[Path]:
+def record_files() -> list[Path]:
     "All files of records, committed ones first"
     return [file for part in ("records", "custom/records") for file in sorted((outputs() / part).glob("*.jsonl"))]
 
@@ -234,9 +235,9 @@ def _tell(file: Path, damaged: Sequence[tuple[int, str]]) -> None:
         warnings.warn(f"{file}, line {number + 1}{more}: {why}. {remedy}", DamagedRecords, stacklevel=3)
 
 
-def _committed_record(key: str) -> tuple[dict, str] | tuple[None, None]:  # with file and line
+def committed_record(key: str) -> tuple[dict, str] | tuple[None, None]:  # with file and line
     "A record that stands in a file of records"
-    for file in _files():
+    for file in record_files():
         lines, last = _known(file)
         if (number := last.get(key.encode())) is not None:
             record, why = _read(lines[number])
@@ -250,20 +251,20 @@ def load_record(run: Run) -> dict | None:  # None if there is none
     "The record of a run, if it is finished: that of this machine, else the committed one"
     record, place = own_record(run), str(run_folder(run))
     if record is None:
-        record, place = _committed_record(run.key())
+        record, place = committed_record(run.key())
     return None if record is None else check_record(record, run, place)
 
 
 def recorded(run: Run | str) -> bool:  # without a look at whether it is the right one, which `load_record` takes
     "Is the run, or that of a key, finished?"
     key = run if isinstance(run, str) else run.key()
-    return own_record(outputs() / "runs" / key) is not None or _committed_record(key)[0] is not None
+    return own_record(outputs() / "runs" / key) is not None or committed_record(key)[0] is not None
 
 
 def recorded_keys() -> set[str]:
     "The keys of all finished runs, for those who ask for many"
     own = {folder.name for folder in (outputs() / "runs").glob("*") if own_record(folder)}
-    return own.union(*({record["key"] for _, record in _sound(file, [])} for file in _files()))
+    return own.union(*({record["key"] for _, record in _sound(file, [])} for file in record_files()))
 
 # %% ../nbs/85_records.ipynb #6b44725d
 @contextmanager
@@ -354,7 +355,7 @@ def drop_records(
 ) -> None:
     "Take records out of all files, and keep a copy of each aside"
     wanted = {key.encode() for key in keys}
-    for file in _files():
+    for file in record_files():
         with _held(file, out):
             lines = _known(file)[0]
             gone = [line for line in lines if (found := _KEY.search(line)) and found[1] in wanted]
@@ -439,6 +440,13 @@ def spectrum_of(
     return _mean_over_steps(record.get("spectra", {}).get(part, {}), record, selection)
 
 # %% ../nbs/85_records.ipynb #42b8f3e2
+def draw_of(
+    run: Mapping,  # fields of a run
+) -> int:
+    "What tells a run from its repetitions: its seed, or its replicate where the seed is the replicate's own"
+    return run.get("replicate") or 0 if run["seed"] is None else run["seed"]
+
+
 _DRAW = ("seed", "replicate")
 _COLUMNS = ("key", "profile", "dataset", "method", "variant", "setting", *_DRAW, "selection", "metric")
 
@@ -459,8 +467,7 @@ def tidy(
             codes.append(coded(rule, found))
             values += own
         own = run["dataset"], run["method"], run["variant"], (settings or {}).get(r["key"], "")
-        draw = run.get("replicate") or 0
-        heads.append((r["key"], profile, *own, draw if run["seed"] is None else run["seed"], draw))
+        heads.append((r["key"], profile, *own, draw_of(run), run.get("replicate") or 0))
         lengths.append(len(values) - before)
     rows, codes, pairs = np.repeat(np.arange(len(heads)), lengths), np.concatenate(codes), [*names] or [("", "")]
     table = {name: [head[i] for head in heads] for i, name in enumerate(_COLUMNS[:-2])}

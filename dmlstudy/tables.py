@@ -20,23 +20,29 @@ from .methods import ROLES, role
 from dmlstudy.records import (
     SELECTIONS,
     batch_file,
+    committed_record,
     data_note,
+    draw_of,
     markdown,
     outputs,
     read_batch,
+    record_files,
     selected,
     tidy,
     write_table,
 )
 from .records import shown as folder_shown
 from .stats import t_interval, tied_with_best
-from .study import PROFILES, runs_of, setting_of
+from .study import PROFILES, all_runs, jobs_of, runs_of, setting_of
 
 # %% ../nbs/93_tables.ipynb #1d34bee3
 @lru_cache(maxsize=4)
-def _read(profile: str, file: str, changed: int, size: int) -> tuple[list[dict], pd.DataFrame]:
-    records = read_batch(profile)
+def _read(profile: str, state: tuple) -> tuple[list[dict], pd.DataFrame]:
     plan, apart = profile.removesuffix("_search"), {}
+    found = {record["key"]: record for record in read_batch(profile)}
+    asked = {run.key() for run in all_runs(jobs_of(plan))} if plan == profile else set()
+    found |= {record["key"]: record for key in asked - {*found} if (record := committed_record(key)[0])}
+    records = [found[key] for key in sorted(found)]
     for record in records:  # a data set of an experiment alone is not a plain run, unless it stands in for a paper's
         other = record["run"]["dataset"] not in {*PROFILES[plan].datasets, *ROLES}
         apart[record["key"]] = setting_of(plan, make_run(record["run"])) or "another data set" * other
@@ -44,9 +50,9 @@ def _read(profile: str, file: str, changed: int, size: int) -> tuple[list[dict],
 
 
 def _records(profile: str) -> tuple[list[dict], pd.DataFrame]:
-    file = batch_file(profile)
-    stat = file.stat() if file.is_file() else None  # without a file, `read_batch` says what to do
-    return _read(profile, str(file), stat and stat.st_mtime_ns, stat and stat.st_size)
+    "Of a profile's own file, and what it asks that stands in another's"
+    state = ((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in record_files())
+    return _read(profile, (str(batch_file(profile)), *state))
 
 
 def profiles_shown(profile: str) -> list[str]:  # the profile itself last
@@ -81,10 +87,13 @@ def experiment_records(
         if experiment in PROFILES[name].experiments:
             there: dict[tuple, set] = {}
             for run in (r["run"] for r in _records(name)[0]):
-                there.setdefault((run["dataset"], run["seed"]), set()).add(run["method"])
+                at = run["dataset"], run["seed"], run.get("replicate") or 0
+                there.setdefault(at, set()).add(run["method"])
             sets = PROFILES[name].experiments[experiment].get("datasets")
-            asked = [(*at, sorted(methods)) for at, methods in there.items() if sets is None or at[0] in sets]
-            keys |= {run.key() for some in asked for run in runs_of(experiment, name, *some)}
+            for (where, seed, replicate), methods in there.items():
+                if sets is None or where in sets:
+                    asked = runs_of(experiment, name, where, seed, sorted(methods), replicate=replicate)
+                    keys |= {run.key() for run in asked}
     return [r for r in records if r["key"] in keys], results[results["key"].isin(keys)]
 
 # %% ../nbs/93_tables.ipynb #61209c23
@@ -238,14 +247,19 @@ def source_note(
     records: Sequence[Mapping],  # those that were used
     datasets: Sequence[str],
     beside: bool = True,  # printed numbers stand beside them
-    what: str = "mean and 95 % t-interval over seeds",  # the numbers
+    what: str = "mean and 95 % t-interval over draws",  # the numbers
 ) -> str:  # a paragraph
     "Where the numbers of a table or a figure are from"
     sets = "; ".join(f"`{d}` for {NAMES[role(d)]}" for d in datasets if d in ROLES)
-    seeds = ", ".join(str(seed) for seed in sorted({r["run"]["seed"] for r in records}))
+    drawn = {"seeds": set(), "replicates": set()}
+    for run in (r["run"] for r in records):
+        drawn["replicates" if run["seed"] is None else "seeds"].add(draw_of(run))
+    draws = " and ".join(f"{kind} {', '.join(map(str, sorted(some)))}" for kind, some in drawn.items() if some)
     shown = {r["run"]["dataset"] for r in records}
     names = " and ".join(f"`{p}`" for p in profiles_shown(profile) if shown & {*PROFILES[p].datasets}) or f"`{profile}`"
-    text = f"From {len(records)} runs of profile {names}, seeds {seeds}; {what}."
+    text = f"From {len(records)} runs of profile {names}, {draws}; {what}."
+    if drawn["replicates"]:
+        text += " A replicate draws training classes, held-out classes and seed anew."
     if "grocery" in shown:
         text += " `grocery` are photographs, with a network pre-trained on ImageNet that is none of the papers'."
     if sets:
@@ -291,7 +305,7 @@ def write_comparison(
     further |= {f"Rule `{rule}`: {_RULES[rule]}": _pages(table, free, rows, rule) for rule in rules[1:]}
     more = [text for head, pages in further.items() for text in (f"## {head}", *map(markdown, pages))]
     caption = (
-        f"{title} Values in %: mean ± half-width of the 95 % t-interval over seeds "
+        f"{title} Values in %: mean ± half-width of the 95 % t-interval over draws "
         f"(in print: standard deviation). {TIES} Rule `{rules[0]}`: {_RULES[rules[0]]}."
     )
     note = source_note(profile, records, [*dict.fromkeys(dataset for dataset, *_ in columns)])

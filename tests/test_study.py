@@ -31,6 +31,7 @@ from dmlstudy.study import (
     setting_of,
     trials,
 )
+from dmlstudy.tables import profile_records
 from dmlstudy.train import device_name, fit
 
 on_records = pytest.mark.skipif(not batch_file("glyphs").is_file(), reason=f"{batch_file('glyphs')} is not there yet")
@@ -85,7 +86,7 @@ def test_trials_see_validation_classes_only():
 @on_records
 def test_committed_records_are_those_of_the_profile():
     runs = {run.key(): run for job in jobs_of("glyphs") for run in job.runs()}
-    records = {r["key"]: r for r in read_batch("glyphs")}
+    records = {r["key"]: r for r in profile_records("glyphs")[0]}
     assert records.keys() == runs.keys()
     for key, record in records.items():
         assert make_run(record["run"]) == runs[key]
@@ -94,12 +95,12 @@ def test_committed_records_are_those_of_the_profile():
 @on_records
 def test_records_look_like_learning():
     """What anyone would check first: chance, floor, start and end are where they must be."""
-    records = read_batch("glyphs")
+    records = profile_records("glyphs")[0]
     settings = {r["key"]: setting_of("glyphs", make_run(r["run"])) for r in records}
     table = tidy("glyphs", records, settings).query("metric == 'recall@1' and selection == 'validation'")
     table = table[(table["setting"] == "") & table["method"].isin(PROFILES["glyphs"].methods)]
     by = ["dataset", "method"]
-    mean, over_seeds = (getattr(table.groupby(by, observed=True)["value"], s)().unstack() for s in ("mean", "std"))
+    mean, over_draws = (getattr(table.groupby(by, observed=True)["value"], s)().unstack() for s in ("mean", "std"))
     trained = [m for m in mean.columns if METHODS[m].loss]
     chance = {"glyphs_fine": 29 / 2879, "glyphs_cross": 29 / 2939, "glyphs_many": 5 / 3773}
     for dataset, row in mean.iterrows():
@@ -108,7 +109,7 @@ def test_records_look_like_learning():
         assert row["Untrained"] > 2 * chance[dataset]
         assert row["ImageNet"] > row["Untrained"] + 0.1
         assert (row[trained] > row["ImageNet"]).all()
-    assert (mean[trained].std(axis=1) > over_seeds[trained].mean(axis=1)).all()
+    assert (mean[trained].std(axis=1) > over_draws[trained].mean(axis=1)).all()
     plain = [r for r in records if not settings[r["key"]] and METHODS[r["run"]["method"]].miner is None]
     for losses in [r["terms"]["total"] for r in plain if r["run"]["steps"]]:
         assert losses[-1] < losses[0]
@@ -146,6 +147,7 @@ OTHER = {  # instructions of another kind than a record's: what a run does on an
 AGAIN = """
 import json, sys, torch
 from dmlstudy.core import make_run
+from dmlstudy.tables import profile_records
 from dmlstudy.train import device_name, fit
 print(device_name(torch.device("cpu")))
 for run in json.load(sys.stdin):
@@ -190,7 +192,7 @@ def test_experiments_split_by_method():
 
 @on_records
 def test_selection_is_never_better_than_best_on_test():
-    for record in read_batch("glyphs"):
+    for record in profile_records("glyphs")[0]:
         best, chosen = selected(record, "best_test"), selected(record, "validation")
         assert all(best[m] >= chosen[m] for m in ("recall@1", "map_c", "recall@2") if m in best)
 
