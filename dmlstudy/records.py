@@ -572,6 +572,7 @@ search: trials?data=glyphs_fine
 roth: methods?data=glyphs_fine&rows=Roth+et+al.+2020
 sec: methods?data=glyphs_fine&rows=SEC+2020
 roth_fig6, roth_fig11, sec_table3, sec_theory, other_sets, last_step, reality_sets, added:
+rendered: methods?data=glyphs_fine
 """  # tables and figures (roth, sec: all others of a paper): what the explorer shows of the study; nothing: no runs
 _VIEWS = [line.partition(":") for line in _VIEWS.strip().splitlines()]
 _VIEWS = {stem: view.strip() for stems, _, view in _VIEWS for stem in stems.split(", ")}

@@ -33,7 +33,9 @@ def records_of(version: int) -> list[dict]:
 
 
 RECORDS = {version: records_of(version) for version in TABLES}
-ASKED = {run.key() for run in all_runs(jobs_of("glyphs", ["objectives", "sec_main"]))}  # the profile has other runs, too
+ASKED = {
+    run.key() for run in all_runs(jobs_of("glyphs", ["objectives", "sec_main"]))
+}  # the profile has other runs, too
 RECORDS[13] = [r for r in RECORDS[13] if r["key"] in ASKED - {old["key"] for old in RECORDS[9]}]
 
 
