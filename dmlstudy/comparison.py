@@ -52,12 +52,6 @@ def usual_draws(
     return [*filter(there, p.replicates)] or [*p.replicates[:5]]
 
 
-def _cap(profile: str) -> int | None:  # None: seeds have no looks
-    "How many replicates a profile looks at, at most"
-    p = PROFILES[profile]
-    return min(n for n in LOOKS if n >= min(len(p.replicates), max(LOOKS))) if p.redraws else None
-
-
 def _mean(d: np.ndarray, cap: int | None) -> tuple[float, float, float]:
     "Of differences, with Student's interval over seeds; over replicates that of the last look, as in the ledgers"
     if not cap:
@@ -85,6 +79,12 @@ def _row(
     return row
 
 # %% ../nbs/89_comparison.ipynb #2f707e6b
+def _cap(profile: str) -> int | None:  # None: seeds have no looks
+    "How many replicates a profile looks at, at most"
+    p = PROFILES[profile]
+    return min(n for n in LOOKS if n >= min(len(p.replicates), max(LOOKS))) if p.redraws else None
+
+
 def _may_be_best(values: Mapping[str, Mapping[int, dict]]) -> dict[str, bool]:
     "Which rows cannot be told from the best one; only rows with the seeds of all count"
     most = max(map(len, values.values()))

@@ -320,7 +320,7 @@ def claim_entries(profile: str, runs: pd.DataFrame) -> list[dict]:  # [] where n
         return []
     table, out = pd.read_csv(file), []
     ledger = {claim["id"]: claim for claim in read_ledger()}
-    result = "dataset verdict effect low high n counted pairs needed".split()
+    result = "dataset verdict effect low high n counted pairs".split()
     for name, rows in table.groupby("id", sort=False):
         claim, first = ledger.get(name, {"args": {"methods": ()}, "test": "", "null": 0.0}), rows.iloc[0]
         args = claim["args"]

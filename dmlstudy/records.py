@@ -7,8 +7,8 @@ __all__ = ['FORMAT', 'shown', 'pack', 'unpack', 'packed', 'StaleRecord', 'Damage
            'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'record_files', 'committed_record',
            'load_record', 'recorded', 'recorded_keys', 'merge_records', 'write_batch', 'each_record', 'read_batch',
            'drop_records', 'lean', 'selected', 'class_hits', 'spectrum_of', 'draw_of', 'tidy', 'write_values',
-           'summary', 'data_note', 'alike', 'write_output', 'folder_of', 'markdown', 'view_link', 'view_of',
-           'write_table', 'write_figure']
+           'data_note', 'alike', 'write_output', 'folder_of', 'markdown', 'view_link', 'view_of', 'write_table',
+           'write_figure']
 
 # %% ../nbs/85_records.ipynb #d5a02129
 import base64
@@ -486,12 +486,6 @@ def write_values(file: Path, table: pd.DataFrame) -> Path:  # the file, whose en
     packed = {"method": "gzip", "mtime": 0}
     more = {"index": False, "float_format": "%.6g", "lineterminator": "\n", "compression": packed}
     return write_atomically(file.with_suffix(".csv.gz"), lambda path: table.to_csv(path, **more))
-
-# %% ../nbs/85_records.ipynb #2f3b0495
-def summary(results: pd.DataFrame, by: tuple[str, ...] = ("dataset", "method", "metric")) -> pd.DataFrame:
-    "Mean, standard deviation over seeds (ddof 1) and n of each group of a tidy table"
-    groups = results.groupby([*by], sort=False, observed=True)["value"]
-    return groups.agg(mean="mean", std="std", n="count").reset_index()
 
 # %% ../nbs/85_records.ipynb #5d813891
 def data_note(records: Iterable[Mapping]) -> str:  # a sentence; empty if all are strict

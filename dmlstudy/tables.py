@@ -33,7 +33,7 @@ from dmlstudy.records import (
 )
 from .records import shown as folder_shown
 from .stats import t_interval, tied_with_best
-from .study import PROFILES, all_runs, jobs_of, runs_of, setting_of
+from .study import PROFILES, all_runs, jobs_of, setting_of
 
 # %% ../nbs/93_tables.ipynb #1d34bee3
 @lru_cache(maxsize=4)
@@ -87,15 +87,7 @@ def experiment_records(
     keys, (records, results) = set(), study_records(profile, settings=True)
     for name in profiles_shown(profile):
         if experiment in PROFILES[name].experiments:
-            there: dict[tuple, set] = {}
-            for run in (r["run"] for r in profile_records(name)[0]):
-                at = run["dataset"], run["seed"], run.get("replicate") or 0
-                there.setdefault(at, set()).add(run["method"])
-            sets = PROFILES[name].experiments[experiment].get("datasets")
-            for (where, seed, replicate), methods in there.items():
-                if sets is None or where in sets:
-                    asked = runs_of(experiment, name, where, seed, sorted(methods), replicate=replicate)
-                    keys |= {run.key() for run in asked}
+            keys |= {run.key() for run in all_runs(jobs_of(name, [experiment]))}
     return [r for r in records if r["key"] in keys], results[results["key"].isin(keys)]
 
 # %% ../nbs/93_tables.ipynb #61209c23
@@ -259,9 +251,8 @@ def source_note(
     draws = " and ".join(f"{kind} {', '.join(map(str, sorted(some)))}" for kind, some in drawn.items() if some)
     shown = {r["run"]["dataset"] for r in records}
     names = " and ".join(f"`{p}`" for p in profiles_shown(profile) if shown & {*PROFILES[p].datasets}) or f"`{profile}`"
-    text = f"From {len(records)} runs of profile {names}, {draws}; {what}."
-    if drawn["replicates"]:
-        text += " A replicate draws training classes, held-out classes and seed anew."
+    anew = " A replicate draws training classes, held-out classes and seed anew." if drawn["replicates"] else ""
+    text = f"From {len(records)} runs of profile {names}, {draws}; {what}.{anew}"
     if "grocery" in shown:
         text += " `grocery` are photographs, with a network pre-trained on ImageNet that is none of the papers'."
     if sets:

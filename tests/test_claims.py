@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from dmlstudy import claims
-from dmlstudy.claims import Effect, evaluate_claims, needed_for, read_ledger, verdict_of
+from dmlstudy.claims import Effect, evaluate_claims, read_ledger, verdict_of
 from dmlstudy.methods import METHODS
 from dmlstudy.records import outputs
 
@@ -60,12 +60,6 @@ def test_a_wider_interval_never_says_more():
             said = [verdict_of(Effect(value, value - w, value + w, 5), direction, 1.0) for w in (0.1, 1.5, 4.0, 9.0)]
             firm = [word for word in said if word != "inconclusive"]
             assert said[-1] == "inconclusive" and said[: len(firm)] == firm
-
-
-def test_more_runs_are_needed_where_the_noise_is_larger():
-    needed = [needed_for(Effect(0.01, -0.02, 0.04, 5, std), 0.005) for std in (0.01, 0.02, 0.05)]
-    assert needed == sorted(needed) and needed[0] < needed[-1]
-    assert needed_for(Effect(0.01, -1, 1, 1, float("nan")), 0.005) is None
 
 
 def test_where_no_runs_are_nothing_is_asked():

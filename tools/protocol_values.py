@@ -32,10 +32,10 @@ from dmlstudy.metrics.clustering import kmeans
 from dmlstudy.metrics.space import rho_of
 from dmlstudy.models.backbones import Pool
 from dmlstudy.objectives import make_objective
-from dmlstudy.records import SELECTIONS, selected, summary
+from dmlstudy.records import SELECTIONS, selected
 from dmlstudy.samplers.label import SPCSampler
 from dmlstudy.study import PROFILES, Profile, methods_of, run_of
-from dmlstudy.tables import published
+from dmlstudy.tables import intervals, published
 from dmlstudy.train.network import decay_rates, matmul_precision, milestone_steps
 from dmlstudy.train.state import metrics_of, sampler_of, start
 
@@ -207,7 +207,7 @@ class Protocol(Live):
     @property
     def deviation(self) -> str:
         "What the standard deviation over seeds divides by"
-        two = summary(pd.DataFrame({"dataset": "", "method": "", "metric": "", "value": [0.0, 2.0]}))["std"][0]
+        two = intervals(pd.DataFrame({"of": "", "value": [0.0, 2.0]}), ["of"])["std"][0]
         return "n" if math.isclose(two, 1) else "n - 1"
 
     @property

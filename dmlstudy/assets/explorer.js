@@ -1524,7 +1524,7 @@ function claims() {
           data,
         ),
     ],
-    lead: `${claim.paper}${claim.source ? `, ${claim.source}` : ""}. ${about[claim.direction] ?? "Threshold"} ${claim.direction == "0" ? `± ${claimText(claim.threshold, claim.unit).slice(1)}` : edge + claim.null ? claimText(edge + claim.null, claim.unit) : "0"}${claim.unit == "points" ? " points" : ""}. ${result.effect === null ? `There are no runs for it on ${nameSet(data)} yet.` : `Here: ${text(result)}, ${many(result.n, (result.counted ?? "").replace(/s$/, ""))}${result.pairs ? `, ${result.pairs} pairs` : ""}.`}${result.needed ? ` To decide it, ${result.needed} ${result.counted} would be needed.` : ""}`,
+    lead: `${claim.paper}${claim.source ? `, ${claim.source}` : ""}. ${about[claim.direction] ?? "Threshold"} ${claim.direction == "0" ? `± ${claimText(claim.threshold, claim.unit).slice(1)}` : edge + claim.null ? claimText(edge + claim.null, claim.unit) : "0"}${claim.unit == "points" ? " points" : ""}. ${result.effect === null ? `There are no runs for it on ${nameSet(data)} yet.` : `Here: ${text(result)}, ${many(result.n, (result.counted ?? "").replace(/s$/, ""))}${result.pairs ? `, ${result.pairs} pairs` : ""}.`}`,
     figure: [
       rows.length
         ? [
