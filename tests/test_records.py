@@ -69,7 +69,8 @@ def plain_tidy(found: list[dict]) -> pd.DataFrame:
                 for name, v in r["curves"].get(part, {}).items():
                     best = rule == "best_test" and part in ("test", "visits") and name.startswith(BETTER)
                     values |= {prefix + name: max(v) if best else read(v)} if name != "step" else {}
-            head = r["key"], "glyphs", run["dataset"], run["method"], run["variant"], "", run["seed"], 0, rule
+            draw = run["replicate"] if run["seed"] is None else run["seed"]
+            head = r["key"], "glyphs", run["dataset"], run["method"], run["variant"], "", draw, run["replicate"], rule
             rows += [(*head, name, value) for name, value in values.items()]
     columns = [*records._COLUMNS, "value"]
     return pd.DataFrame(rows, columns=columns).sort_values(columns[:-1], kind="stable", ignore_index=True)
@@ -120,7 +121,7 @@ DAMAGE = {
     "a format to come": lambda r: r.update({"format": records.FORMAT + 1}),
     "an unknown field": lambda r: r["run"].update({"colour": "red"}),
     "a field of another type": lambda r: r["run"].update({"lr": "much"}),
-    "more hits than queries": lambda r: r["classes"]["hits"].update({"0": [99] * len(r["classes"]["n"])}),
+    "more hits than queries": lambda r: r["classes"].update({"n": [30, 30], "hits": {"0": [30, 99]}}),
     "an unknown method": lambda r: r["run"].update({"method": "Nobody knows it"}),
 }
 
