@@ -124,6 +124,19 @@ def test_the_page_of_the_study_can_be_sent():
     assert f"<p>{total} runs on" in text
 
 
+def test_the_report_of_the_study_says_what_its_pages_say(monkeypatch):
+    """All but the pictures, which are drawn again by the slow tests: a page, a table or an answer may have changed."""
+    made, plain = [], lambda text: re.sub(r'src="data:[^"]*"', "", text)
+    monkeypatch.setattr(report, "_small", lambda file: "it")
+    monkeypatch.setattr(report, "write_output", lambda file, text: made.append((file, text)))
+    report.write_report()
+    report.write_gallery()
+    for file, text in made:
+        assert plain(text) == plain(file.read_text(encoding="utf-8")), (
+            f"{file} is old: run dmlstudy tables"
+        )
+
+
 def test_same_records_same_bytes(page):
     before = page.read_bytes()
     assert report.write_report("smoke").read_bytes() == before
