@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from .core import Run, asset, lookup
-from .records import draw_of, selected
+from .records import selected
 from .rules import SELECTIONS, search_score
 from .stats import correlation, correlation_interval, t_interval
 from .tables import dataset_order, study_records
@@ -70,9 +70,7 @@ def run_table(
     for record in records:
         run, values = record["run"], selected(record, selection)
         rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
-        run = {**run, "seed": draw_of(run), "main": record["key"] in plain}
-        run.pop("replicate", None)  # as a rule it is the draw
-        rows += [{**run, **values, **rules}] if values else []
+        rows += [{**run, "main": record["key"] in plain, **values, **rules}] if values else []
     if not rows:  # as in a profile that holds out no validation classes
         return pd.DataFrame(columns=["dataset", "main"])
     table, order = pd.DataFrame(rows), dataset_order(records)
@@ -80,7 +78,7 @@ def run_table(
     return table[table["dataset"].isin(table.loc[table["main"], "dataset"])]
 
 # %% ../nbs/95_claims.ipynb #e6f49af0
-_MACHINE = {"strict_data", "pixels", "precision", "channels_last", "compile", "eval_every", "monitor", "dataset"}
+_MACHINE = {*"strict_data pixels precision channels_last compile eval_every monitor dataset replicate".split()}
 _OWN = {"method", "eta", "p_switch", "lr", "loss_lr"}  # differ between methods
 
 

@@ -26,7 +26,7 @@ from .ledger import _effects, asked, with_named_settings
 from .ledger import read_ledger as later_ledger
 from .look import COLOURS, arm_of, family_of
 from .methods import METHODS
-from .records import SELECTIONS, batch_file, class_hits, data_note, draw_of, read_batch, selected, shown
+from .records import SELECTIONS, batch_file, class_hits, data_note, read_batch, selected, shown
 from .study import PROFILES, scores
 from .tables import _BEST, dataset_order, name_of, profiles_shown, study_records
 
@@ -61,8 +61,7 @@ def explored_runs(
 
     records = sorted((r for r in records if r["key"] in setting), key=order)
     judged = [{name: v for name, v in selected(r).items() if name in _JUDGED} for r in records]  # as `claims` needs it
-    drawn = [{k: v for k, v in r["run"].items() if k != "replicate"} | {"seed": draw_of(r["run"])} for r in records]
-    runs = pd.DataFrame([run | j for run, j in zip(drawn, judged, strict=True)])
+    runs = pd.DataFrame([r["run"] | j for r, j in zip(records, judged, strict=True)])
     runs = runs if len(runs) else pd.DataFrame(columns=["dataset", "method", "seed"])
     own = [setting[r["key"]] for r in records]
     named = [replicate_name(r["run"], PROFILES[profile].redraws) for r in records]

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from .look import COLOURS, family_of, fit_line, label_points
-from .records import SELECTIONS, draw_of, selected, spectrum_of
+from .records import SELECTIONS, selected, spectrum_of
 from .tables import intervals
 
 # %% ../nbs/94_figures.ipynb #a0d6a681
@@ -98,7 +98,7 @@ def spectra(
     "The mean spectrum of a method over seeds with its range, or its ratio to that of another"
     chosen = lambda record: selection or next(rule for rule in SELECTIONS if selected(record, rule))
     by_seed = lambda name: {
-        draw_of(r["run"]): spectrum_of(r, chosen(r), part) for r in records if r["run"]["method"] == name
+        r["run"]["seed"]: spectrum_of(r, chosen(r), part) for r in records if r["run"]["method"] == name
     }
     own, other = by_seed(method), by_seed(base)
     seeds = [s for s in own if own[s] is not None and (base is None or other.get(s) is not None)]

@@ -6,9 +6,8 @@
 __all__ = ['FORMAT', 'shown', 'pack', 'unpack', 'packed', 'StaleRecord', 'DamagedRecords', 'run_folder', 'migrated', 'problem',
            'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'record_files', 'committed_record',
            'load_record', 'recorded', 'recorded_keys', 'merge_records', 'write_batch', 'each_record', 'read_batch',
-           'drop_records', 'lean', 'selected', 'class_hits', 'spectrum_of', 'draw_of', 'tidy', 'write_values',
-           'data_note', 'alike', 'write_output', 'folder_of', 'markdown', 'view_link', 'view_of', 'write_table',
-           'write_figure']
+           'drop_records', 'lean', 'selected', 'class_hits', 'spectrum_of', 'tidy', 'write_values', 'data_note',
+           'alike', 'write_output', 'folder_of', 'markdown', 'view_link', 'view_of', 'write_table', 'write_figure']
 
 # %% ../nbs/85_records.ipynb #d5a02129
 import base64
@@ -440,13 +439,6 @@ def spectrum_of(
     return _mean_over_steps(record.get("spectra", {}).get(part, {}), record, selection)
 
 # %% ../nbs/85_records.ipynb #42b8f3e2
-def draw_of(
-    run: Mapping,  # fields of a run
-) -> int:
-    "What tells a run from its repetitions: its seed, or its replicate where the seed is the replicate's own"
-    return run.get("replicate") or 0 if run["seed"] is None else run["seed"]
-
-
 _DRAW = ("seed", "replicate")
 _COLUMNS = ("key", "profile", "dataset", "method", "variant", "setting", *_DRAW, "selection", "metric")
 
@@ -467,7 +459,7 @@ def tidy(
             codes.append(coded(rule, found))
             values += own
         own = run["dataset"], run["method"], run["variant"], (settings or {}).get(r["key"], "")
-        heads.append((r["key"], profile, *own, draw_of(run), run.get("replicate") or 0))
+        heads.append((r["key"], profile, *own, run["seed"], run.get("replicate") or 0))
         lengths.append(len(values) - before)
     rows, codes, pairs = np.repeat(np.arange(len(heads)), lengths), np.concatenate(codes), [*names] or [("", "")]
     table = {name: [head[i] for head in heads] for i, name in enumerate(_COLUMNS[:-2])}

@@ -29,7 +29,6 @@ from dmlstudy.records import (
     batch_file,
     custom_file,
     data_note,
-    draw_of,
     each_record,
     load_record,
     merge_records,
@@ -279,9 +278,8 @@ def _provenance(records: Sequence[Mapping]) -> dict[str, str]:  # what -> how ma
     made = [record["made"] for record in records]
     count = lambda values: ", ".join(f"{value} ({n} runs)" for value, n in sorted(Counter(values).items()))
     out = {"runs": str(len(records)), "training time of all": duration(sum(m["seconds"] for m in made))}
-    runs = [record["run"] | {"draw": draw_of(record["run"])} for record in records]
-    for told, name in (("data sets", "dataset"), ("seeds or replicates", "draw"), ("steps", "steps")):
-        out[told] = count(run[name] for run in runs)
+    for told, name in (("data sets", "dataset"), ("seeds or replicates", "seed"), ("steps", "steps")):
+        out[told] = count(record["run"][name] for record in records)
     out |= {"device": count(m["device"] for m in made), "commit": count(str(m["git"]) for m in made)}
     for package in sorted({name for m in made for name in m["versions"]}):
         out[package] = count(m["versions"].get(package, "none") for m in made)

@@ -22,7 +22,6 @@ from dmlstudy.records import (
     batch_file,
     committed_record,
     data_note,
-    draw_of,
     markdown,
     outputs,
     read_batch,
@@ -247,7 +246,7 @@ def source_note(
     sets = "; ".join(f"`{d}` for {NAMES[role(d)]}" for d in datasets if d in ROLES)
     drawn = {"seeds": set(), "replicates": set()}
     for run in (r["run"] for r in records):
-        drawn["replicates" if run["seed"] is None else "seeds"].add(draw_of(run))
+        drawn["replicates" if run.get("replicate") else "seeds"].add(run["seed"])
     draws = " and ".join(f"{kind} {', '.join(map(str, sorted(some)))}" for kind, some in drawn.items() if some)
     shown = {r["run"]["dataset"] for r in records}
     names = " and ".join(f"`{p}`" for p in profiles_shown(profile) if shown & {*PROFILES[p].datasets}) or f"`{profile}`"

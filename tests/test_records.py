@@ -69,8 +69,17 @@ def plain_tidy(found: list[dict]) -> pd.DataFrame:
                 for name, v in r["curves"].get(part, {}).items():
                     best = rule == "best_test" and part in ("test", "visits") and name.startswith(BETTER)
                     values |= {prefix + name: max(v) if best else read(v)} if name != "step" else {}
-            draw = run["replicate"] if run["seed"] is None else run["seed"]
-            head = r["key"], "glyphs", run["dataset"], run["method"], run["variant"], "", draw, run["replicate"], rule
+            head = (
+                r["key"],
+                "glyphs",
+                run["dataset"],
+                run["method"],
+                run["variant"],
+                "",
+                run["seed"],
+                run["replicate"],
+                rule,
+            )
             rows += [(*head, name, value) for name, value in values.items()]
     columns = [*records._COLUMNS, "value"]
     return pd.DataFrame(rows, columns=columns).sort_values(columns[:-1], kind="stable", ignore_index=True)

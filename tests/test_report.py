@@ -132,9 +132,7 @@ def test_the_report_of_the_study_says_what_its_pages_say(monkeypatch):
     report.write_report()
     report.write_gallery()
     for file, text in made:
-        assert plain(text) == plain(file.read_text(encoding="utf-8")), (
-            f"{file} is old: run dmlstudy tables"
-        )
+        assert plain(text) == plain(file.read_text(encoding="utf-8")), f"{file} is old: run dmlstudy tables"
 
 
 def test_same_records_same_bytes(page):
