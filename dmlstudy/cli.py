@@ -265,7 +265,9 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
             return failures if args.dry_run else _end(None, failures, began)
     rows = dict.fromkeys([*(chosen or own), *names(args.against, ";")])
     args.methods, args.experiments, profile = [";".join(rows)], ["objectives"], PROFILES[args.profile]
-    if profile.redraws and not (args.replicates or args.seeds):
+    if profile.redraws and args.seeds:
+        raise ValueError(f"profile {args.profile!r} draws replicates: name them with --replicates, not --seeds")
+    if profile.redraws and not args.replicates:
         args.replicates = [*map(str, usual_draws(args.profile, names(args.datasets) or profile.datasets))]
     jobs = _asked_jobs(args)
     draws = [(j.dataset, j.replicate if j.seed is None else j.seed) for j in jobs]

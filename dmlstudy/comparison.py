@@ -79,10 +79,10 @@ def _row(
     return row
 
 # %% ../nbs/89_comparison.ipynb #2f707e6b
-def _cap(profile: str) -> int | None:  # None: seeds have no looks
-    "How many replicates a profile looks at, at most"
-    p = PROFILES[profile]
-    return min(n for n in LOOKS if n >= min(len(p.replicates), max(LOOKS))) if p.redraws else None
+def _cap(profile: str, draws: int = 0) -> int | None:  # None: seeds have no looks
+    "How many replicates are looked at, at most: those of the profile, or the draws if they are more"
+    most = min(max(len(PROFILES[profile].replicates), draws), max(LOOKS))
+    return min(n for n in LOOKS if n >= most) if PROFILES[profile].redraws else None
 
 
 def _may_be_best(values: Mapping[str, Mapping[int, dict]]) -> dict[str, bool]:
@@ -102,7 +102,7 @@ def standing(
     others: Sequence[str] | None = None,  # rows beside them; None: all of the profile that are recorded
 ) -> pd.DataFrame:  # a row a data set and method; in %
     "Where methods stand against named baselines, among recorded rows"
-    rows, cap = [], _cap(profile)
+    rows, cap = [], _cap(profile, len(seeds))
     for dataset in datasets:
         rest = [m for m in methods_of(profile, dataset) if METHODS[m].loss] if others is None else others
         names = [*dict.fromkeys([*methods, *against, *rest])]
@@ -278,7 +278,7 @@ def write_comparison_of(
     searched = "from the study's number of trials" if trials else "that of the protocol, not searched"
     boxed = (PROFILES[profile].search or {}).get("trials")
     notes = f"Profile {profile}; " + (f"{boxed} trials in a box. " if boxed else f"learning rate {searched}. ")
-    if cap := _cap(profile):
+    if cap := _cap(profile, int(table["seeds"].max())):
         looks = ", ".join(map(str, LOOKS[cap]))
         notes += f"Differences are paired by replicate; their intervals hold at looks after {looks} of them."
     else:

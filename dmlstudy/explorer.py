@@ -64,7 +64,8 @@ def explored_runs(
     runs = pd.DataFrame([r["run"] | j for r, j in zip(records, judged, strict=True)])
     runs = runs if len(runs) else pd.DataFrame(columns=["dataset", "method", "seed"])
     own = [setting[r["key"]] for r in records]
-    named = [replicate_name(r["run"], PROFILES[profile].redraws) for r in records]
+    of = results.drop_duplicates("key").set_index("key")["profile"]
+    named = [replicate_name(r["run"], PROFILES[of[r["key"]]].redraws) for r in records]
     return records, runs.assign(setting=own, named=named, main=[s == "" for s in own], row=range(len(records)))
 
 # %% ../nbs/98_explorer.ipynb #9a39c551

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'shown', 'pack', 'unpack', 'packed', 'StaleRecord', 'DamagedRecords', 'run_folder', 'migrated', 'problem',
-           'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'record_files', 'committed_record',
-           'load_record', 'recorded', 'recorded_keys', 'merge_records', 'write_batch', 'each_record', 'read_batch',
-           'drop_records', 'lean', 'selected', 'class_hits', 'spectrum_of', 'tidy', 'write_values', 'data_note',
-           'alike', 'write_output', 'folder_of', 'markdown', 'view_link', 'view_of', 'write_table', 'write_figure']
+           'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'record_files', 'file_of',
+           'committed_record', 'load_record', 'recorded', 'recorded_keys', 'merge_records', 'write_batch',
+           'each_record', 'read_batch', 'drop_records', 'lean', 'selected', 'class_hits', 'spectrum_of', 'tidy',
+           'write_values', 'data_note', 'alike', 'write_output', 'folder_of', 'markdown', 'view_link', 'view_of',
+           'write_table', 'write_figure']
 
 # %% ../nbs/85_records.ipynb #d5a02129
 import base64
@@ -190,7 +191,7 @@ def custom_file(profile: str) -> Path:
 _KEY = re.compile(rb'"key"\s*:\s*"([^"\\]+)"')
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=128)
 def _lines(file: Path, state: tuple) -> tuple[list[bytes], dict[bytes, int]]:
     "The lines of a file of records, and key -> number of its last sound one; `state` is another when the file is"
     lines, last = file.read_bytes().split(b"\n"), {}
@@ -208,6 +209,11 @@ def _known(file: Path) -> tuple[list[bytes], dict[bytes, int]]:
 def record_files() -> list[Path]:
     "All files of records, committed ones first"
     return [file for part in ("records", "custom/records") for file in sorted((outputs() / part).glob("*.jsonl"))]
+
+
+def file_of(key: str) -> Path | None:  # None: no file has it
+    "The first file of records that holds a run"
+    return next((file for file in record_files() if key.encode() in _known(file)[1]), None)
 
 # %% ../nbs/85_records.ipynb #79a1010e
 def _sound(file: Path, damaged: list[tuple[int, str]]) -> Iterator[tuple[int, dict]]:

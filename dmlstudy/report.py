@@ -30,16 +30,16 @@ from dmlstudy.records import (
     custom_file,
     data_note,
     each_record,
+    file_of,
     load_record,
     merge_records,
     own_record,
     recorded,
     shown,
-    tidy,
     view_of,
     write_output,
 )
-from .study import PROFILES, QUESTIONS, Job, all_runs, asked_by, jobs_of, setting_of
+from .study import PROFILES, QUESTIONS, Job, all_runs, asked_by, jobs_of
 
 # %% ../nbs/97_report.ipynb #ca5e0002
 def notebooks() -> Path:  # the folder nbs
@@ -337,7 +337,11 @@ def collect(
     ours = lambda run: replace(run, strict_data=True) in planned and METHODS[run.method].source is None
     beside = [run for run in dict.fromkeys(runs) if not ours(run)]
     for file, some in ((batch_file(profile), {*planned, *runs} - {*beside}), (custom_file(profile), beside)):
-        merge_records(file, filter(None, map(own_record, some)), out)
+        places: dict[Path, list] = {}
+        for record in filter(None, map(own_record, some)):  # what stands in a file stays there
+            places.setdefault(file_of(record["key"]) or file, []).append(record)
+        for place, found in (places or {file: []}).items():
+            merge_records(place, found, out)
     return [record for run in beside if (record := load_record(run))]
 
 # %% ../nbs/97_report.ipynb #c5107050
@@ -353,8 +357,9 @@ def custom_table(records: Sequence[Mapping], profile: str) -> pd.DataFrame:
 # %% ../nbs/97_report.ipynb #b9e20b8b
 def values(profile: str = "glyphs") -> pd.DataFrame:  # as from `tidy`
     "All values of the runs of a profile, a value a row, with what each run differs in from the plain one of its method"
-    settings = {r["key"]: setting_of(profile, make_run(r["run"])) for r in each_record(profile, ["run"])}
-    return tidy(profile, each_record(profile, ["run", "curves"]), settings)
+    from dmlstudy.tables import profile_records
+
+    return profile_records(profile)[1]
 
 # %% ../nbs/97_report.ipynb #40fb165b
 _SETS = [{"dataset": name} for name in ("cub200", "cars196", "sop")]
@@ -384,7 +389,9 @@ def show(
     out: Callable[[str], None] = print,
 ) -> list[Failure]:  # empty if all is well
     "Draw the tables and figures of a profile from its records, some notebooks side by side, and write the report"
-    began, records, tasks = time.perf_counter(), [*each_record(profile, ["run", "made"])], []
+    from dmlstudy.tables import profile_records
+
+    began, records, tasks = time.perf_counter(), profile_records(profile)[0], []
     for source in sorted((notebooks() / "experiments").glob("*.ipynb")):
         if source.stem in (questions or QUESTIONS):
             calm = {"train": False} if QUESTIONS[source.stem] else {}

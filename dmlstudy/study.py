@@ -488,7 +488,7 @@ def asked_by(
     question: str,  # name in QUESTIONS
     profile: str = "glyphs",  # name in PROFILES
     datasets: Sequence[str] = (),  # empty: those of the experiments
-    seeds: Sequence[int] = (),
+    seeds: Sequence[int] = (),  # or replicates, where a profile draws some
     methods: Sequence[str] = (),
     replicates: Sequence[int] = (),
 ) -> list[Job]:
@@ -498,6 +498,7 @@ def asked_by(
         said = {"profile": profile, "experiment": said} if isinstance(said, str) else said
         own, some = said["profile"], methods or said.get("methods", ())
         if said["experiment"] in PROFILES[own].experiments and profile in ("glyphs", own):
-            draws = replicates or (() if seeds else said.get("replicates", ()))
-            jobs += jobs_of(own, [said["experiment"]], datasets, seeds, some, replicates=draws)
+            drawn = PROFILES[own].redraws and "seeds" not in PROFILES[own].experiments[said["experiment"]]
+            draws = replicates or (seeds if drawn else ()) or (() if seeds else said.get("replicates", ()))
+            jobs += jobs_of(own, [said["experiment"]], datasets, () if drawn else seeds, some, replicates=draws)
     return jobs

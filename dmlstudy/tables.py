@@ -83,10 +83,9 @@ def experiment_records(
     profile: str,
 ) -> tuple[list[dict], pd.DataFrame]:  # the records, not to be changed; their values as from `tidy`
     "The records of the runs that an experiment asks for; none where the profile does not have the experiment"
-    keys, (records, results) = set(), study_records(profile, settings=True)
-    for name in profiles_shown(profile):
-        if experiment in PROFILES[name].experiments:
-            keys |= {run.key() for run in all_runs(jobs_of(name, [experiment]))}
+    have = [name for name in profiles_shown(profile) if experiment in PROFILES[name].experiments]
+    keys = {run.key() for name in have for run in all_runs(jobs_of(name, [experiment]))}
+    records, results = study_records(profile, settings=True)
     return [r for r in records if r["key"] in keys], results[results["key"].isin(keys)]
 
 # %% ../nbs/93_tables.ipynb #61209c23
@@ -244,9 +243,10 @@ def source_note(
 ) -> str:  # a paragraph
     "Where the numbers of a table or a figure are from"
     sets = "; ".join(f"`{d}` for {NAMES[role(d)]}" for d in datasets if d in ROLES)
+    redrawn = {d for p in profiles_shown(profile) if PROFILES[p].redraws for d in PROFILES[p].datasets}
     drawn = {"seeds": set(), "replicates": set()}
     for run in (r["run"] for r in records):
-        drawn["replicates" if run.get("replicate") else "seeds"].add(run["seed"])
+        drawn["replicates" if run.get("replicate") or run["dataset"] in redrawn else "seeds"].add(run["seed"])
     draws = " and ".join(f"{kind} {', '.join(map(str, sorted(some)))}" for kind, some in drawn.items() if some)
     shown = {r["run"]["dataset"] for r in records}
     names = " and ".join(f"`{p}`" for p in profiles_shown(profile) if shown & {*PROFILES[p].datasets}) or f"`{profile}`"
@@ -262,9 +262,8 @@ def source_note(
         )
     if sets and any(r["run"]["method"] == "ImageNet" for r in records):
         text += " `ImageNet` is the row of the pre-trained network; that of the characters was pre-trained on others."
-    if note := data_note(records):
-        text += f" **{note} They are not comparable to printed numbers.**"
-    return text
+    note = data_note(records)
+    return text + f" **{note} They are not comparable to printed numbers.**" * bool(note)
 
 # %% ../nbs/93_tables.ipynb #21ec5a44
 _WIDEST = 10  # columns that fit on a page

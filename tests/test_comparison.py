@@ -60,8 +60,8 @@ def test_the_sentence_has_the_word_and_the_numbers_of_the_interval(table):
 
 
 def test_a_row_without_runs_is_left_out():
-    found = comparison.standing(["Triplet (D)"], ["glyphs_fine"], [0, 77])
-    assert (found["seeds"] == 1).all() and np.isnan(found["difference low"]).all()
+    found = comparison.standing(["Triplet (D)"], ["glyphs_fine"], [90, 77])
+    assert len(found) > 20 and (found["seeds"] == 1).all() and np.isnan(found["difference low"]).all()
     assert comparison.standing(["Triplet (D)"], ["glyphs_fine"], [77]).empty
 
 

@@ -64,6 +64,7 @@ ALONE = {
     "last_step",
     "reality_sets",
     "added",
+    "rendered",
     "validation",
     "sec_theory",
     "sec_table3",

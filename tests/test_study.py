@@ -65,7 +65,8 @@ def test_search_never_saw_the_seeds_of_the_study_and_gave_equal_budgets():
     records = read_batch("glyphs_search")
     search = PROFILES["glyphs"].search
     assert {r["run"]["seed"] for r in records} == {*search["seeds"]}
-    assert not {*search["seeds"]} & {*PROFILES["glyphs"].seeds}
+    assert not {*search["seeds"]} & {*PROFILES["glyphs"].replicates}
+    assert not any(r["run"].get("replicate") for r in records), "the official split, which no replicate is"
     table = scores(records)
     assert set(table["folds"]) == {len(search["folds"])}
     budgets = table.groupby(["dataset", "method"]).size().reset_index(name="trials")
@@ -90,6 +91,10 @@ def test_committed_records_are_those_of_the_profile():
     assert records.keys() == runs.keys()
     for key, record in records.items():
         assert make_run(record["run"]) == runs[key]
+    kept = [
+        {r["key"] for r in read_batch(name)} for name in ("glyphs", "glyphs_pipeline", "glyphs_sec", "other_sets_tuned")
+    ]
+    assert sum(map(len, kept)) == len({*runs}) and {*runs} == set().union(*kept), "each stands in one file"
 
 
 @on_records
@@ -147,7 +152,6 @@ OTHER = {  # instructions of another kind than a record's: what a run does on an
 AGAIN = """
 import json, sys, torch
 from dmlstudy.core import make_run
-from dmlstudy.tables import profile_records
 from dmlstudy.train import device_name, fit
 print(device_name(torch.device("cpu")))
 for run in json.load(sys.stdin):

@@ -1143,7 +1143,7 @@ function replicates() {
     return {
       ...empty(
         "No replicate has this",
-        other ? `${method} and ${other} share no replicate: train both with the same seeds.` : "Choose another measure or rule.",
+        other ? `${method} and ${other} share no replicate: train both with the same seeds or replicates.` : "Choose another measure or rule.",
       ),
       controls,
     }
