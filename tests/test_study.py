@@ -216,7 +216,8 @@ def test_methods_are_run_where_they_have_a_protocol():
         jobs_of("paper", datasets=["cifar10"], methods=["SHT"])[0].runs()
     for make in (run_of, trials):
         with pytest.raises(
-            ValueError, match="'drill' has no protocol for SimCLR; these have: smoke, glyphs, glyphs_full, paper"
+            ValueError,
+            match="'drill' has no protocol for SimCLR; these have: smoke, glyphs, glyphs_sec, glyphs_full, paper",
         ):
             make("drill", "glyphs_fine", "SimCLR")
 
