@@ -162,26 +162,23 @@ for run in json.load(sys.stdin):
 @pytest.mark.slow
 @on_records
 def test_other_processors_find_the_same_on_average():
-    """Ten recorded runs on drawings, others each time: the mean difference with its 90 % interval, within half a point.
-
-    That is the study's size of interest. A single run may differ by a point, so a narrower bound fails now and then.
-    """
+    """Twenty recorded runs on drawings, others each time: the mean paired difference, with its 90 % interval."""
     seed = int(time.time())
     kept = [r for name in ("omniglot", "omniglot_confirm") for r in read_batch(name) if r["run"]["steps"]]
     short = sorted(kept, key=lambda r: r["made"]["seconds"])[: len(kept) // 2]
-    sample = random.Random(seed).sample(short, 10)
+    sample = random.Random(seed).sample(short, 20)  # ten leave an interval of .4 now and then
     kinds = {re.search(r"AVX\w+", r["made"]["device"])[0] for r in short}
     env = os.environ | OTHER[kinds.pop()]
     assert not kinds, "drawings were trained on processors of two kinds"
     runs = json.dumps([r["run"] for r in sample])
     out = subprocess.run([sys.executable, "-c", AGAIN], input=runs, capture_output=True, text=True, env=env, check=True)
-    device, *found = out.stdout.split("\n")[:11]
+    device, *found = out.stdout.split("\n")[:21]
     assert device != sample[0]["made"]["device"], "the instructions are the same"
     once = [r["curves"]["test"]["recall@1"][-1] for r in sample]
     change = 100 * np.subtract([float(value) for value in found], once)
     assert change.any(), "nothing differs to the last bit: no other instructions were used"
     low, high = t_interval(change, 0.9)
-    assert -0.5 < low < high < 0.5, f"{change.round(2)}, drawn with {seed}"
+    assert -0.3 < low < high < 0.3, f"{change.round(2)}, drawn with {seed}"
 
 
 @pytest.mark.parametrize("name", [name for name in PROFILES if PROFILES[name].search])
