@@ -118,7 +118,7 @@ def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
         np.array([100 * selected(load_record(r), "window")["recall@1"] for r in runs[n]]) for n in (mine, "Softmax")
     )
     assert row["difference"] == pytest.approx((a - b).mean())
-    half = stats.t.isf(0.05 / 2, 4) * (a - b).std(ddof=1) / 5**0.5  # of five replicates there is one look
+    half = stats.t.isf(0.0047 / 2, 4) * (a - b).std(ddof=1) / 5**0.5
     assert row["difference high"] - row["difference"] == pytest.approx(half, rel=0.01)
     (told,) = comparison.verdicts(table)
     word = COMPARED[verdict(row["difference low"], row["difference high"], 0.5)]
