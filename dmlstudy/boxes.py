@@ -17,7 +17,7 @@ from .methods import DEFAULTS, Method, search_axes
 # %% ../nbs/66_boxes.ipynb #806fc6ac
 def box_of(
     row: Method,  # that is trained
-    search: Mapping,  # of a profile: `lr`, and for rows that have them `p_switch` and `eta` by regulariser: [from, to]
+    search: Mapping,  # of a profile: `lr`, for rows that have them `p_switch`, `eta` by regulariser, `axes` by part
 ) -> dict[str, tuple[float, float, bool]]:  # axis -> from, to, whether the scale is logarithmic
     "Where the search of a row looks"
     within = lambda axis, low, high, log: low <= row.loss_args.get(axis, low) <= high
@@ -28,7 +28,8 @@ def box_of(
         box["p_switch"] = (*search["p_switch"], False)
     if row.regularizer:
         box["eta"] = (*search["eta"][row.regularizer], True)
-    return box
+    wider = [search.get("axes", {}).get(part, {}) for part in (row.loss, row.regularizer)]
+    return box | {axis: (*ends, True) for said in wider for axis, ends in said.items() if axis in box}
 
 # %% ../nbs/66_boxes.ipynb #1eca9cc6
 def unit_points(

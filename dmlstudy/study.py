@@ -324,15 +324,21 @@ def choose_in_boxes(
     trained = lambda curves: {"train": curves["validation"], **curves}  # `last` reads its step there; trials are lean
     by_key = {record["key"]: {**record, "curves": trained(record["curves"])} for record in records}
     p, rows = PROFILES[profile], []
-    for dataset, method, replicate in product(p.datasets, methods or p.methods, p.searches):
-        keys = METHODS[method].loss and [run.key() for run in search_runs(profile, dataset, None, [method], replicate)]
+    groups = [p.searches] if p.search.get("pooled") else [[at] for at in p.searches]
+    for dataset, method, draws in product(p.datasets, methods or p.methods, groups):
+        runs = [
+            run for at in draws if METHODS[method].loss for run in search_runs(profile, dataset, None, [method], at)
+        ]
+        keys = [run.key() for run in runs]
         if keys and by_key.keys() >= {*keys}:
             reached = np.array([search_score(selected(by_key[key], rule)) for key in keys])
-            reached = reached.reshape(p.search["trials"], -1).mean(1)
-            box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(_tried(p, method, replicate), reached)
+            reached = reached.reshape(len(draws), p.search["trials"], -1).mean(2)
+            reached = (reached - reached.mean(1, keepdims=True) + reached.mean()).ravel()  # characters differ by draw
+            points = np.vstack([_tried(p, method, at) for at in draws])
+            box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(points, reached)
             edges = [axis for axis, at in zip(box, choice, strict=True) if not 0.02 <= at <= 0.98]
             fields = run_fields(METHODS[method], in_box(box, choice[None])[0])
-            rows.append((dataset, method, fields, reached.max(), share, ", ".join(edges), replicate))
+            rows.append((dataset, method, fields, reached.max(), share, ", ".join(edges), draws[0]))
     return pd.DataFrame(rows, columns=["dataset", "method", "fields", "best", "fitted", "edges", "replicate"])
 
 # %% ../nbs/86_study.ipynb #e4ac7c0c
@@ -347,7 +353,7 @@ def chosen_by_search(
         return choose(records)
     rows = choose_in_boxes(profile, records, p.search["rule"], methods)
     for (dataset, method), found in rows.groupby(["dataset", "method"], sort=False)["fields"]:
-        if len(found) == len(p.searches):
+        if p.search.get("pooled") or len(found) == len(p.searches):
             chosen.setdefault(dataset, {})[method] = [*found] if len(found) > 1 else found.iloc[0]
     return chosen
 
