@@ -74,6 +74,8 @@ _DRAWINGS = {  # profile -> how its part of the study's own page is called
     "omniglot_tuned": "Drawings: switched negatives and SEC, tuned",
     "omniglot_confirm": "Drawings: one rate for all",
     "omniglot_redrawn": "Drawings: searches drawn anew",
+    "omniglot_wider": "Drawings: SEC in wider boxes, a search for each",
+    "omniglot_pooled": "Drawings: SEC in wider boxes, ten searches together",
     "omniglot_sec": "Drawings: SEC by head and rate",
     "omniglot_factors": "Drawings: batches, decay, dimension, heads",
     "omniglot": "Drawings: one rate for all, exploring",

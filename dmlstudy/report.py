@@ -179,7 +179,7 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = """
-tuned tuned_lost redrawn redrawn_choices reality decay decay_changes sec_sign sec_sign_rates factors trials
+tuned tuned_lost redrawn searches redrawn_choices reality decay decay_changes sec_sign sec_sign_rates factors trials
 trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos axes noise inflation other_sets
 other_sets_rates other_sets_lost rendered last_step reality_sets added axes_whole
 """.split()

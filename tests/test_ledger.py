@@ -25,6 +25,7 @@ LEDGER = read_ledger()
 # version -> its table in outputs/tables
 TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors", 7: "other_sets", 8: "last_step"}
 TABLES |= {9: "other_sets_rates", 10: "reality_sets", 11: "added", 12: "reality_sets", 13: "rendered"}
+TABLES |= dict.fromkeys((14, 15, 16), "searches")
 
 
 def records_of(version: int) -> list[dict]:
@@ -63,6 +64,12 @@ def git(*words: str) -> subprocess.CompletedProcess:
         (12, "tuned_all.json"),
         (13, "ledger_13.toml"),
         (13, "tuned_glyphs.json"),
+        (14, "ledger_14.toml"),
+        (14, "tuned_wider.json"),
+        (15, "ledger_15.toml"),
+        (15, "tuned_pooled.json"),
+        (16, "ledger_16.toml"),
+        (16, "tuned_ends.json"),
     ],
 )
 def test_the_ledger_was_there_before_its_records(version, file):
@@ -115,6 +122,25 @@ def test_each_search_drawn_anew_saw_other_draws_and_its_choice_follows_from_its_
     for i, fields in enumerate(chosen["omniglot_few"]["SHT + SEC"]):
         run = run_of("omniglot_redrawn", "omniglot_few", "SHT + SEC", None, replicate=10 + i)
         assert (run.lr, run.eta) == (fields["lr"], fields["eta"])
+
+
+def test_searches_in_wider_boxes_choose_from_their_trials_alone_and_together():
+    """The mean of a draw's trials does not matter where draws choose together: some characters are easier."""
+    trials = [json.loads(line) for line in (ROOT / "outputs/records/omniglot_wider_search.jsonl").open()]
+    assert all([*r["curves"]] == ["validation"] and r["run"]["fold"] == 0 for r in trials)
+    drawn = Counter((r["run"]["method"], r["run"]["replicate"]) for r in trials)
+    assert len(drawn) == 8 * 10 and {*drawn.values()} == {20} and {at for _, at in drawn} == {*range(120, 130)}
+    read = lambda name: json.loads((ROOT / f"dmlstudy/assets/{name}.json").read_text())
+    assert read("tuned_wider") == chosen_by_search("omniglot_wider", trials)
+    assert read("tuned_pooled") == chosen_by_search("omniglot_pooled", trials)
+    ends = [json.loads(line) for line in (ROOT / "outputs/records/omniglot_ends_search.jsonl").open()]
+    assert {r["run"]["replicate"] for r in ends} == {104} and len(ends) == 5 * 20 * 2
+    assert read("tuned_ends") == chosen_by_search("omniglot_ends", ends)
+    for r in trials:
+        if r["run"]["replicate"] == 125:
+            curves = {name: [v + 0.05 for v in values] for name, values in r["curves"]["validation"].items()}
+            r["curves"] = {"validation": curves}
+    assert read("tuned_pooled") == chosen_by_search("omniglot_pooled", trials)
 
 
 def test_the_gains_of_the_sixth_ledger_are_what_the_papers_print():
@@ -180,7 +206,7 @@ def check_cell(version, cell, value):
     row = table.loc[cell]
     look = int(row["look"])
     levels = {5: {5: 0.05}, 10: {5: 0.0133, 10: 0.0377}, 20: {5: 0.0047, 10: 0.0133, 20: 0.0377}}
-    firsts = {4: 20, 5: 50, 7: 70, 8: 80, 9: 90, 10: 95, 11: 85, 12: 45, 13: 90}
+    firsts = {4: 20, 5: 50, 7: 70, 8: 80, 9: 90, 10: 95, 11: 85, 12: 45, 13: 90, 14: 70, 15: 70, 16: 70}
     level, first = levels[read_ledger(version)["cap"]][look], firsts.get(version, 10)
     values = [100 * value(r) for r in range(first, first + look)]
     mean, half = statistics.mean(values), stats.t.isf(level / 2, look - 1) * statistics.stdev(values) / look**0.5
@@ -212,6 +238,13 @@ def stopped(method: str, replicate: int, metric="recall@1", version: int = 3, da
 )
 def test_cells_of_tuned_rows_from_the_records_alone(cell, value):
     check_cell(3, cell, value)
+
+
+@pytest.mark.parametrize("version, claim", [(14, "I1"), (15, "J1")])
+def test_cells_of_searches_in_wider_boxes_from_the_records_alone(version, claim):
+    gain = lambda r, loss: stopped(f"{loss} + SEC", r, version=version) - stopped(loss, r, version=version)
+    check_cell(version, (claim, "T"), lambda r: gain(r, "T"))
+    check_cell(version, (claim, "mean"), lambda r: statistics.mean(gain(r, m) for m in ("T", "SHT", "NNP", "MS")))
 
 
 @pytest.mark.parametrize(
@@ -331,6 +364,7 @@ def set_of(version: int, cell: tuple) -> str:
         (10, ("O1", "CrossEntropy, glyphs_many"), [("CrossEntropy", "Contrastive (D)")]),
         (10, ("O2", "SmoothAP, grocery"), [("SmoothAP", "Softmax")]),
         (12, ("P1", "ROADMAP"), [("ROADMAP", "Contrastive (D)")]),
+        (16, ("K1", "HIST (distribution)"), [("HIST (distribution)", "Contrastive (D)")]),
         (11, ("B1", "MultiSimilarity + memory"), [("MultiSimilarity + memory", "MultiSimilarity")]),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
