@@ -553,6 +553,7 @@ factors: claims?claim=F1
 redrawn, redrawn_choices: methods?data=omniglot_redrawn
 searches, searches_choices: methods?data=omniglot_pooled
 searches_ends: trials?data=omniglot_tuned
+all_drawings, all_drawings_rows: methods?data=omniglot_all
 agreement: pair?data=omniglot_objectives
 validation: curves?data=omniglot_objectives
 omniglot_few: methods?data=omniglot

@@ -29,7 +29,7 @@ STEMS = {
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
-    *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches"),
+    *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches", "all_drawings"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -66,6 +66,7 @@ ALONE = {
     "added",
     "rendered",
     "searches",
+    "all_drawings",
     "validation",
     "sec_theory",
     "sec_table3",
