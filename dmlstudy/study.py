@@ -325,6 +325,7 @@ def choose_in_boxes(
     by_key = {record["key"]: {**record, "curves": trained(record["curves"])} for record in records}
     p, rows = PROFILES[profile], []
     groups = [p.searches] if p.search.get("pooled") else [[at] for at in p.searches]
+    enough = p.search.get("enough", 0.3)  # of the variance; 1: no surface explains it, so the best trial is taken
     for dataset, method, draws in product(p.datasets, methods or p.methods, groups):
         runs = [
             run for at in draws if METHODS[method].loss for run in search_runs(profile, dataset, None, [method], at)
@@ -335,7 +336,7 @@ def choose_in_boxes(
             reached = reached.reshape(len(draws), p.search["trials"], -1).mean(2)
             reached = (reached - reached.mean(1, keepdims=True) + reached.mean()).ravel()  # characters differ by draw
             points = np.vstack([_tried(p, method, at) for at in draws])
-            box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(points, reached)
+            box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(points, reached, enough=enough)
             edges = [axis for axis, at in zip(box, choice, strict=True) if not 0.02 <= at <= 0.98]
             fields = run_fields(METHODS[method], in_box(box, choice[None])[0])
             rows.append((dataset, method, fields, reached.max(), share, ", ".join(edges), draws[0]))
