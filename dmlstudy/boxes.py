@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.stats import qmc
 
-from .core import check_numbers
+from .core import check_numbers, lookup
 from .methods import DEFAULTS, Method, search_axes
 
 # %% ../nbs/66_boxes.ipynb #806fc6ac
@@ -29,7 +29,7 @@ def box_of(
     if row.regularizer:
         box["eta"] = (*search["eta"][row.regularizer], True)
     wider = [search.get("axes", {}).get(part, {}) for part in (row.loss, row.regularizer)]
-    return box | {axis: (*ends, True) for said in wider for axis, ends in said.items() if axis in box}
+    return box | {axis: (*ends, lookup("axis", axis, box)[2]) for said in wider for axis, ends in said.items()}
 
 # %% ../nbs/66_boxes.ipynb #1eca9cc6
 def unit_points(
