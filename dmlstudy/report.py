@@ -170,7 +170,7 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
     def scrolling(found: re.Match) -> str:  # cells of words wrap, cells of numbers do not
         longest = max((len(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", found[0], re.S)), default=0)
         kind = ' class="wide"' if longest > 60 else ""
-        rows = re.sub(r"\n *", "", found[1])
+        rows = re.sub(r"\n *|</t[dhr]>", "", found[1])  # these end tags may be left out
         return f'<div class="scroll"><table{kind}>{rows}</table></div>'
 
     page = mistune.create_markdown(escape=True, plugins=["table"])(plain_math(markdown))
