@@ -220,6 +220,7 @@ def _said() -> dict[str, tuple[str, str, list[tuple]]]:  # path -> title, what f
     for file in sorted((notebooks() / "experiments").glob("*.ipynb")):
         cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(file.read_text(encoding="utf-8"))["cells"]]
         title, _, about = cells[0][1].strip().partition("\n")
+        about = re.sub(r"\]\((?=\w+\.ipynb)", "](../nbs/experiments/", about)  # as seen from outputs/
         head, code = "", []
         for kind, text in cells:
             if kind == "code":

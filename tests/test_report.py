@@ -133,6 +133,8 @@ def test_the_report_of_the_study_says_what_its_pages_say(monkeypatch):
     report.write_gallery()
     for file, text in made:
         assert plain(text) == plain(file.read_text(encoding="utf-8")), f"{file} is old: run dmlstudy tables"
+    links = {href for href in re.findall(r'href="([^"#]+)', made[0][1]) if not href.startswith("http")}
+    assert len(links) > 100 and [href for href in links if not (records.outputs() / href).exists()] == []
 
 
 def test_same_records_same_bytes(page):
