@@ -181,7 +181,7 @@ _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = """
 tuned tuned_lost redrawn searches redrawn_choices reality decay decay_changes sec_sign sec_sign_rates factors trials
 trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos axes noise inflation other_sets
-other_sets_rates other_sets_lost rendered last_step reality_sets added all_drawings axes_whole
+other_sets_visits other_sets_rates other_sets_lost rendered last_step reality_sets added all_drawings axes_whole
 """.split()
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 
