@@ -74,7 +74,6 @@ _DRAWINGS = {  # profile -> how its part of the study's own page is called
     "omniglot_tuned": "Drawings: switched negatives and SEC, tuned",
     "omniglot_confirm": "Drawings: one rate for all",
     "omniglot_redrawn": "Drawings: searches drawn anew",
-    "omniglot_wider": "Drawings: SEC in wider boxes, a search for each",
     "omniglot_pooled": "Drawings: SEC in wider boxes, ten searches together",
     "omniglot_sec": "Drawings: SEC by head and rate",
     "omniglot_factors": "Drawings: batches, decay, dimension, heads",
@@ -455,8 +454,7 @@ def _part_entries(
 # %% ../nbs/98_explorer.ipynb #2186f5fd
 def explorer_data(profile: str) -> bytes:  # as from `packed`
     "All that the page shows"
-    about = lookup("profile", profile, PROFILES).about
-    parts = explored_parts(profile)
+    about, parts = lookup("profile", profile, PROFILES).about, explored_parts(profile)
     records = [record for own, _ in parts.values() for record in own]
     runs = pd.concat([own for _, own in parts.values() if len(own)] or [parts[profile][1]], ignore_index=True)
     (metrics, values), (curves, steps, which, curve) = value_columns(records), curve_columns(records)

@@ -544,7 +544,7 @@ _VIEWS = """
 claims, ledger_counts: claims
 ledger, ledger_losses: claims?claim=W1
 tuned, tuned_losses: claims?claim=V1
-tuned_choices: trials?data=omniglot_tuned
+tuned_choices, searches_ends: trials?data=omniglot_tuned
 tuned_lost, decay, decay_changes: curves?data=omniglot_confirm
 reality: methods?data=omniglot_objectives
 reality_choices, trials, trials_rank: trials?data=omniglot_objectives
@@ -552,7 +552,6 @@ sec_sign, sec_sign_rates: claims?claim=Y1
 factors: claims?claim=F1
 redrawn, redrawn_choices: methods?data=omniglot_redrawn
 searches: methods?data=omniglot_pooled
-searches_ends: trials?data=omniglot_tuned
 agreement: pair?data=omniglot_objectives
 validation: curves?data=omniglot_objectives
 omniglot_few: methods?data=omniglot

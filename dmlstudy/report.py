@@ -170,7 +170,7 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
     def scrolling(found: re.Match) -> str:  # cells of words wrap, cells of numbers do not
         longest = max((len(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", found[0], re.S)), default=0)
         kind = ' class="wide"' if longest > 60 else ""
-        rows = re.sub(r"\n *|</t[dhr]>", "", found[1])  # these end tags may be left out
+        rows = re.sub(r"\n *", "", found[1])
         return f'<div class="scroll"><table{kind}>{rows}</table></div>'
 
     page = mistune.create_markdown(escape=True, plugins=["table"])(plain_math(markdown))
@@ -219,8 +219,7 @@ def _said() -> dict[str, tuple[str, str, list[tuple]]]:  # path -> title, what f
     found = {}
     for file in sorted((notebooks() / "experiments").glob("*.ipynb")):
         cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(file.read_text(encoding="utf-8"))["cells"]]
-        title, _, about = cells[0][1].strip().partition("\n")
-        about = re.sub(r"\]\((?=\w+\.ipynb)", "](../nbs/experiments/", about)  # as seen from outputs/
+        title, _, about = re.sub(r"\]\((?=\w+\.ipynb)", "](../nbs/experiments/", cells[0][1].strip()).partition("\n")
         head, code = "", []
         for kind, text in cells:
             if kind == "code":
@@ -236,7 +235,7 @@ def _small(file: Path) -> str:  # base64 of a WebP
     from PIL import Image
 
     with Image.open(file) as picture:
-        picture.thumbnail((1050, 2700))
+        picture.thumbnail((1030, 2700))
         picture = picture.convert("RGB")
     few = [min((0, 90, 178, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)]  # sharp and small
     picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True)

@@ -325,18 +325,15 @@ def choose_in_boxes(
     by_key = {record["key"]: {**record, "curves": trained(record["curves"])} for record in records}
     p, rows = PROFILES[profile], []
     groups = [p.searches] if p.search.get("pooled") else [[at] for at in p.searches]
-    enough = p.search.get("enough", 0.3)  # of the variance; 1: no surface explains it, so the best trial is taken
     for dataset, method, draws in product(p.datasets, methods or p.methods, groups):
-        runs = [
-            run for at in draws if METHODS[method].loss for run in search_runs(profile, dataset, None, [method], at)
-        ]
-        keys = [run.key() for run in runs]
+        asked = [search_runs(profile, dataset, None, [method], at) for at in draws if METHODS[method].loss]
+        keys = [run.key() for runs in asked for run in runs]
         if keys and by_key.keys() >= {*keys}:
             reached = np.array([search_score(selected(by_key[key], rule)) for key in keys])
             reached = reached.reshape(len(draws), p.search["trials"], -1).mean(2)
             reached = (reached - reached.mean(1, keepdims=True) + reached.mean()).ravel()  # characters differ by draw
-            points = np.vstack([_tried(p, method, at) for at in draws])
-            box, (choice, share) = box_of(METHODS[method], p.search), fitted_best(points, reached, enough=enough)
+            box, points = box_of(METHODS[method], p.search), np.vstack([_tried(p, method, at) for at in draws])
+            choice, share = fitted_best(points, reached, enough=p.search.get("enough", 0.3))  # 1: the best trial
             edges = [axis for axis, at in zip(box, choice, strict=True) if not 0.02 <= at <= 0.98]
             fields = run_fields(METHODS[method], in_box(box, choice[None])[0])
             rows.append((dataset, method, fields, reached.max(), share, ", ".join(edges), draws[0]))

@@ -117,7 +117,7 @@ def test_the_page_of_the_study_can_be_sent():
     assert len(text.encode()) <= 2_000_000
     assert text.index('id="abstract"') < text.index('id="findings"') < text.index('id="methods"')
     table = re.search(r'<table class="wide runs">.*?</table>', text, re.S)[0]
-    rows = re.findall(r"<tr><td>([^<]+)<td>(\d+)", table)
+    rows = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td>", table)
     *parts, (last, total) = rows
     keys = [record["key"] for name, _ in parts for record in records.each_record(name, ["run"])]
     assert sum(int(n) for _, n in parts) == len(keys) and (last, int(total)) == ("together", len({*keys}))
