@@ -179,7 +179,7 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = """
-tuned tuned_lost redrawn searches redrawn_choices reality decay decay_changes sec_sign sec_sign_rates factors trials
+tuned tuned_lost redrawn redrawn_choices searches reality decay decay_changes sec_sign sec_sign_rates factors trials
 trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos axes noise inflation other_sets
 other_sets_visits other_sets_rates other_sets_lost rendered last_step reality_sets added all_drawings axes_whole
 """.split()
@@ -235,7 +235,7 @@ def _small(file: Path) -> str:  # base64 of a WebP
     from PIL import Image
 
     with Image.open(file) as picture:
-        picture.thumbnail((1030, 2700))
+        picture.thumbnail((1050, 2700))
         picture = picture.convert("RGB")
     few = [min((0, 90, 178, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)]  # sharp and small
     picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True)
