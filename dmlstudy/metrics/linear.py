@@ -29,7 +29,7 @@ def linear_accuracy(
     h_test: Tensor,  # (M, D)
     labels_test: Tensor,  # (M,), of the same classes
     decay: float = 1e-3,  # lambda, the weight of the squared weights
-    steps: int = 200,  # of L-BFGS, at most
+    steps: int = 200,  # of L-BFGS in each precision, at most
 ) -> float:  # 0 to 1
     """Share of test images that a linear classifier on fixed features gets right (as in SEC, rebuttal, Table 1)
 
@@ -39,7 +39,7 @@ def linear_accuracy(
         h_test: (M, D)
         labels_test: (M,), of the same classes
         decay: lambda, the weight of the squared weights
-        steps: of L-BFGS, at most
+        steps: of L-BFGS in each precision, at most
     """
     h, labels = check_embeddings(h, labels, "features")
     h_test, labels_test = check_embeddings(h_test, labels_test, "test features")
@@ -48,17 +48,18 @@ def linear_accuracy(
         raise ValueError(f"a classifier is fitted to images of two or more classes; got {len(h)} of {len(classes)}")
     mean, scale = h.double().mean(0), h.double().std(0).clamp(min=1e-12)
     x, x_test = ((part.double() - mean) / scale for part in (h, h_test))
-    weight = x.new_zeros(len(classes), x.shape[1], requires_grad=True)
-    bias = x.new_zeros(len(classes), requires_grad=True)
-    search = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
+    weight, bias = x.new_zeros(len(classes), x.shape[1]), x.new_zeros(len(classes))
 
     def loss():
         search.zero_grad()
-        value = cross_entropy(x @ weight.T + bias, y) + decay / 2 * weight.square().sum()
+        value = cross_entropy(own @ weight.T + bias, y) + decay / 2 * weight.square().sum()
         value.backward()
         return value
 
-    search.step(loss)
-    with torch.no_grad():
-        found = classes[(x_test @ weight.T + bias).argmax(1)]
+    for dtype in (torch.float32, torch.float64):  # nearly there at less than half the cost, then exactly
+        own = x.to(dtype)
+        weight, bias = (part.detach().to(dtype).requires_grad_() for part in (weight, bias))
+        search = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
+        search.step(loss)
+    found = classes[(x_test @ weight.T + bias).argmax(1)]
     return float((found == labels_test).double().mean())
