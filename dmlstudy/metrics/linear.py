@@ -59,7 +59,7 @@ def linear_accuracy(
     for dtype in (torch.float32, torch.float64):  # nearly there at less than half the cost, then exactly
         own = x.to(dtype)
         weight, bias = (part.detach().to(dtype).requires_grad_() for part in (weight, bias))
-        search = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
+        search = torch.optim.LBFGS([weight, bias], max_iter=steps, history_size=10, line_search_fn="strong_wolfe")
         search.step(loss)
     found = classes[(x_test @ weight.T + bias).argmax(1)]
     return float((found == labels_test).double().mean())
