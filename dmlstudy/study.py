@@ -275,10 +275,12 @@ def search_runs(
     methods: Sequence[str] = (),  # empty: all of the profile
     replicate: int | None = None,  # None: that of the profile's search, the first of several
 ) -> list[Run]:
-    "The trials of methods of a profile on one data set"
+    "The trials of methods of a profile on one data set, on the classes of the split or of that replicate"
     at = PROFILES[profile].searches[0] if replicate is None else replicate
     return [
-        run_of(profile, dataset, method, seed, fold=fold, **trial, measure="validation", replicate=at)
+        run_of(
+            profile, dataset, method, seed, fold=fold, **trial, measure="validation", replicate=at, train_classes=None
+        )
         for method in methods or methods_of(profile, dataset)
         for trial in trials(profile, dataset, method, at)
         for fold in PROFILES[profile].search["folds"]
