@@ -278,11 +278,9 @@ def search_runs(
     "The trials of methods of a profile on one data set, on the classes of the split or of that replicate"
     at = PROFILES[profile].searches[0] if replicate is None else replicate
     return [
-        run_of(
-            profile, dataset, method, seed, fold=fold, **trial, measure="validation", replicate=at, train_classes=None
-        )
+        run_of(profile, dataset, method, seed, fold=fold, **one, measure="validation", replicate=at, train_classes=None)
         for method in methods or methods_of(profile, dataset)
-        for trial in trials(profile, dataset, method, at)
+        for one in trials(profile, dataset, method, at)
         for fold in PROFILES[profile].search["folds"]
     ]
 
