@@ -564,7 +564,7 @@ inflation: curves?data=glyphs_fine
 search: trials?data=glyphs_fine
 roth: methods?data=glyphs_fine&rows=Roth+et+al.+2020
 sec: methods?data=glyphs_fine&rows=SEC+2020
-roth_fig6, roth_fig11, sec_table3, sec_theory, other_sets, last_step, reality_sets, added, all_drawings:
+roth_fig6, roth_fig11, sec_table3, sec_theory, sec_simclr, other_sets, last_step, reality_sets, added, all_drawings:
 rendered: methods?data=glyphs_fine
 """  # tables and figures (roth, sec: all others of a paper): what the explorer shows of the study; nothing: no runs
 _VIEWS = [line.partition(":") for line in _VIEWS.strip().splitlines()]

@@ -180,8 +180,8 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = """
 tuned tuned_lost redrawn redrawn_choices searches reality decay decay_changes sec_sign sec_sign_rates factors trials
-trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos axes noise inflation other_sets
-other_sets_visits other_sets_rates other_sets_lost rendered last_step reality_sets added all_drawings axes_whole
+trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos photos_rows axes inflation other_sets
+other_sets_visits other_sets_rates other_sets_lost rendered last_step reality_sets added all_drawings axes_whole noise
 """.split()
 _PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
 

@@ -25,7 +25,8 @@ LEDGER = read_ledger()
 # version -> its table in outputs/tables
 TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors", 7: "other_sets", 8: "last_step"}
 TABLES |= {9: "other_sets_rates", 10: "reality_sets", 11: "added", 12: "reality_sets", 13: "rendered"}
-TABLES |= dict.fromkeys((14, 15, 16), "searches") | {17: "all_drawings"}
+TABLES |= dict.fromkeys((14, 15, 16), "searches") | {17: "all_drawings", 18: "sec_simclr"}
+TABLES |= {19: "photos_rows"}
 
 
 def records_of(version: int) -> list[dict]:
@@ -36,6 +37,8 @@ def records_of(version: int) -> list[dict]:
 RECORDS = {version: records_of(version) for version in TABLES}
 ASKED = {run.key() for run in all_runs(jobs_of("glyphs", ["objectives", "sec_main"]))}  # the profile has others, too
 SEEN = {r["key"] for r in RECORDS[9]}  # of the draws that ledger 13 asks about, and trained before it
+PLAIN = {run.key() for run in all_runs(jobs_of("photos", ["objectives", "sec_main"]))}
+RECORDS[19] = [r for r in RECORDS[19] if r["key"] in PLAIN]
 RECORDS[13] = [*RECORDS[9], *(r for r in RECORDS[13] if r["key"] in ASKED - SEEN)]
 
 
@@ -71,6 +74,9 @@ def git(*words: str) -> subprocess.CompletedProcess:
         (16, "ledger_16.toml"),
         (16, "tuned_ends.json"),
         (17, "ledger_17.toml"),
+        (18, "ledger_18.toml"),
+        (19, "ledger_19.toml"),
+        (19, "tuned_photos.json"),
     ],
 )
 def test_the_ledger_was_there_before_its_records(version, file):
@@ -209,6 +215,7 @@ def check_cell(version, cell, value):
     look = int(row["look"])
     levels = {5: {5: 0.05}, 10: {5: 0.0133, 10: 0.0377}, 20: {5: 0.0047, 10: 0.0133, 20: 0.0377}}
     firsts = {4: 20, 5: 50, 7: 70, 8: 80, 9: 90, 10: 95, 11: 85, 12: 45, 13: 90, 14: 70, 15: 70, 16: 70, 17: 60}
+    firsts |= {18: 65, 19: 90}
     level, first = levels[read_ledger(version)["cap"]][look], firsts.get(version, 10)
     values = [100 * value(r) for r in range(first, first + look)]
     mean, half = statistics.mean(values), stats.t.isf(level / 2, look - 1) * statistics.stdev(values) / look**0.5
@@ -223,7 +230,8 @@ def stopped(method: str, replicate: int, metric="recall@1", version: int = 3, da
         for r in RECORDS[version]
         if tuple(r["run"][name] for name in ("method", "replicate", "dataset")) == wanted
     )
-    held, test = curves["validation"]["recall@1"][1:], curves["test"][metric][1:]
+    part, _, name = metric.rpartition("/")
+    held, test = curves["validation"]["recall@1"][1:], curves[part or "test"][name][1:]
     first = min(max(held.index(max(held)) - 1, 0), len(held) - 3)
     return statistics.mean(test[first : first + 3])
 
@@ -346,6 +354,9 @@ WITH_SEC = [(f"{m} + SEC", m) for m in ("T", "SHT", "NNP", "MS")]
         (10, ("O3", "EPSHN, grocery"), lambda found: found[-1], [("EPSHN", "Contrastive (D)")]),
         (17, ("D2", "mean"), lambda found: found[-1], ALL_SWITCHED),
         (17, ("D7", "mean"), max, WITH_SEC),
+        (19, ("Q3", "NPair"), lambda found: found[-1], [("NPair", "Contrastive (D)")]),
+        (19, ("Q5", "mean"), max, ALL_SWITCHED),
+        (19, ("Q13", "mean"), max, [(f"{m} + SEC", f"{m} + L2") for m in ("T", "SHT", "NNP", "MS")]),
         (11, ("B2", "Contrastive + memory"), lambda found: found[-1], [("Contrastive + memory", "Contrastive")]),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, tuple) else "",
@@ -358,7 +369,7 @@ def test_cells_of_other_sets_and_of_the_last_step_from_the_records_alone(version
 def set_of(version: int, cell: tuple) -> str:
     if version in (7, 9, 10, 13):
         return cell[1].rpartition(", ")[2]
-    return "omniglot" if version in (12, 17) else "omniglot_few"
+    return {12: "omniglot", 17: "omniglot", 19: "grocery"}.get(version, "omniglot_few")
 
 
 @pytest.mark.parametrize(
@@ -370,6 +381,8 @@ def set_of(version: int, cell: tuple) -> str:
         (13, ("T9", "glyphs_shop"), [(f"{m} + SEC", f"{m} + L2") for m in ("T", "SHT", "NNP", "MS")]),
         (10, ("O1", "CrossEntropy, glyphs_many"), [("CrossEntropy", "Contrastive (D)")]),
         (10, ("O2", "SmoothAP, grocery"), [("SmoothAP", "Softmax")]),
+        (19, ("Q1", "Angular"), [("Angular", "Contrastive (D)")]),
+        (19, ("Q14", "mean"), WITH_SEC),
         (12, ("P1", "ROADMAP"), [("ROADMAP", "Contrastive (D)")]),
         (16, ("K1", "HIST (distribution)"), [("HIST (distribution)", "Contrastive (D)")]),
         (11, ("B1", "MultiSimilarity + memory"), [("MultiSimilarity + memory", "MultiSimilarity")]),
@@ -379,6 +392,24 @@ def set_of(version: int, cell: tuple) -> str:
 def test_cells_of_stopped_runs_from_the_records_alone(version, cell, pairs):
     at = lambda method, r: stopped(method, r, version=version, dataset=set_of(version, cell))
     check_cell(version, cell, lambda r: statistics.mean(at(one, r) - at(other, r) for one, other in pairs))
+
+
+def test_cells_between_visits_from_the_records_alone():
+    gain = lambda one, other, r: (
+        stopped(one, r, "visits/recall@1", 19, "grocery") - stopped(other, r, "visits/recall@1", 19, "grocery")
+    )
+    check_cell(19, ("Q2", "NPair"), lambda r: gain("NPair", "Contrastive (D)", r))
+    check_cell(19, ("Q15", "mean"), lambda r: statistics.mean(gain(one, other, r) for one, other in WITH_SEC))
+
+
+@pytest.mark.parametrize("claim, metric", [("E1", "linear_accuracy"), ("E3", "recall@1")])
+def test_cells_of_simclr_from_the_records_alone(claim, metric):
+    def mean(method, replicate):  # over four rates, at the last step
+        own = [r for r in RECORDS[18] if (r["run"]["method"], r["run"]["replicate"]) == (method, replicate)]
+        assert sorted(r["run"]["lr"] for r in own) == [1e-4, 1e-3, 1e-2, 1e-1]
+        return statistics.mean(r["curves"]["test"][metric][-1] for r in own)
+
+    check_cell(18, (claim, "SimCLR"), lambda r: mean("SimCLR + SEC", r) - mean("SimCLR", r))
 
 
 @pytest.mark.parametrize(
