@@ -26,7 +26,7 @@ setup(
     license="Apache-2.0",
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
-    package_data={cfg["lib_path"]: ["assets/*", "py.typed"]},
+    package_data={cfg["lib_path"]: ["assets/*", "py.typed", "*.pyi"]},
     install_requires=words("requirements"),
     extras_require={
         "data": words("data_requirements"),

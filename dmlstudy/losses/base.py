@@ -42,6 +42,7 @@ def _register(name: str, loss: type) -> None:  # a class of a notebook never rep
 class Loss(nn.Module):
     "Base of all losses: `loss(f, labels)` or `loss(f, positives=P)` is a scalar of at least 32 bits, with a graph"
 
+    __call__: Callable[..., Tensor]
     uses = "batch"  # or "triplets"
     needs_triplets = in_blocks = False  # cannot do without them; takes a large batch in blocks of rows
     takes_positives = False  # only asks which pairs are positive: a matrix will do in place of labels
