@@ -8,6 +8,24 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 
+class Recipes(Mapping):
+    """Values by name, each made when it is first asked for."""
+
+    def __init__(self, recipes: Mapping[str, Callable]):
+        self.recipes, self.made = dict(recipes), {}
+
+    def __getitem__(self, name: str):
+        if name not in self.made:
+            self.made[name] = self.recipes[name]()
+        return self.made[name]
+
+    def __iter__(self):
+        return iter(self.recipes)
+
+    def __len__(self):
+        return len(self.recipes)
+
+
 class Failures(AssertionError):
     """All failures of one grid: where, in which line, and what."""
 
