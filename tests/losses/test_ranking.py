@@ -48,7 +48,7 @@ def slope(value, x):
 @pytest.fixture(scope="module")
 def worked():
     """Batches, and of each case hyperparameters, value and gradient."""
-    return json.loads((Path(__file__).parent / "losses_cases_ranking.json").read_text())
+    return json.loads((Path(__file__).parents[1] / "cases/losses_ranking.json").read_text())
 
 
 def loss_of(name: str, params: dict):

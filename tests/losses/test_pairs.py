@@ -56,7 +56,7 @@ def gradient(value, x):
 @pytest.fixture(scope="module")
 def worked():
     """Batches, and of each case value and gradient."""
-    return json.loads(Path(__file__).with_name("losses_cases_pairs.json").read_text())
+    return json.loads((Path(__file__).parents[1] / "cases/losses_pairs.json").read_text())
 
 
 @each("case, said", lambda worked: [(k, v) for k, v in worked["cases"].items() if k.split("/")[0] in MADE])
