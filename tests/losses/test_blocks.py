@@ -10,7 +10,7 @@ import pytest
 import torch
 from edge_batches import CLASSES, DIM, FINITE
 from grids import each
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest import Largest
 
 from dmlstudy.core import generator
 from dmlstudy.losses import LOSSES, base, make_loss
@@ -122,15 +122,10 @@ for name in {names}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    "names, n, most",
-    [
-        (PAIRS, 4096, 400),
-        (["histogram", "tuplet_margin", "triplet", "angular"], 4096, 400),
-        pytest.param(MORE, 4096, 400, marks=pytest.mark.slow),
-        pytest.param([*NAMED, "histogram", "tuplet_margin"], 16384, GIGABYTE, marks=pytest.mark.slow),
-    ],
+    "names, n, most", [(PAIRS, 4096, 400), (MORE, 4096, 400), ([*NAMED, "histogram", "tuplet_margin"], 16384, GIGABYTE)]
 )
 def test_memory_does_not_grow_with_the_pairs(names, n, most):
     """4,096 at once take 640 MB and more, 16,384 ten gigabytes; with the blocks' arrays under a bound in megabytes."""
@@ -142,23 +137,22 @@ def test_memory_does_not_grow_with_the_pairs(names, n, most):
     assert used.keys() == {*names} and max(used.values()) < most, used
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers that any array holds which an operation gives out."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        given = operation(*args, **(kwargs or {}))
-        arrays = [x for x in (given if isinstance(given, tuple | list) else [given]) if isinstance(x, torch.Tensor)]
-        self.numbers = max([self.numbers, *(x.untyped_storage().nbytes() // x.element_size() for x in arrays)])
-        return given
-
-
-def largest(name, labels):
+def largest(name, labels, n_classes=64):
     f = torch.randn(len(labels), 16, generator=generator(0, "largest"), requires_grad=True)
     with Largest() as mode:
-        make_loss(name, 64, 16)(f, labels).backward()
+        make_loss(name, n_classes, 16)(f, labels).backward()
     return mode.numbers
+
+
+@pytest.mark.parametrize("name", PAIRS + MORE + RANKS)
+def test_no_array_of_all_pairs(name, monkeypatch):
+    """Of 600 images, in blocks of 32 rows: forward and back, no array is larger than two blocks."""
+    monkeypatch.setattr(base, "_AT_ONCE", 32 * 600)
+    assert largest(name, torch.arange(600) // 4, n_classes=150) <= 2 * base._AT_ONCE < 600**2 / 9
+
+
+def test_an_array_of_all_pairs_is_seen():
+    assert largest("contrastive", torch.arange(600) // 4) >= 600**2
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -519,10 +519,9 @@ def test_nothing_is_read_back(name, more, monkeypatch):
 DENSE = [name for name in NAMES if name not in ("potential_field", "mean_field")]  # no sum over pairs of proxies
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    "names, limit", [(DENSE, 100), pytest.param(["potential_field", "mean_field"], 150, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("names, limit", [(DENSE, 100), (["potential_field", "mean_field"], 150)])
 def test_eleven_thousand_classes_in_a_hundred_megabytes(names, limit):
     """A matrix of all pairs of proxies would have 0.5 GB, or 2 GB with two proxies a class."""
     command = [sys.executable, "-c", MEASURE.format(names=names, dim=128)]

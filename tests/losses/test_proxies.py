@@ -14,11 +14,12 @@ import pytorch_metric_learning.losses as pml
 import torch
 from edge_batches import CLASSES, DIM, FINITE, REFUSED
 from grids import each
+from largest import Largest
 from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.distances import unit
-from dmlstudy.losses import LOSSES, loss_hyperparameters, make_loss
+from dmlstudy.losses import LOSSES, base, loss_hyperparameters, make_loss
 from dmlstudy.losses.proxies import (
     ArcFaceLoss,
     CosFaceLoss,
@@ -415,6 +416,7 @@ for name in {names}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dim", [128, 512])
 def test_eleven_thousand_classes_in_a_hundred_megabytes(dim):
@@ -424,6 +426,15 @@ def test_eleven_thousand_classes_in_a_hundred_megabytes(dim):
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=120, check=True)
     used = {name: float(megabytes) for name, megabytes in map(str.split, done.stdout.splitlines())}
     assert used.keys() == set(PROXY) and max(used.values()) < 100, used
+
+
+@each("name", [name for name, kind in LOSSES.items() if "dim" in kind.needs])
+def test_no_array_is_larger_than_the_proxies(name):
+    """Of 112 images and 2,000 classes: not of all images by all proxies by all coordinates, nor of pairs of proxies."""
+    loss, f = make_loss(name, 2000, 128), batch(112, 128)[0].detach().float().requires_grad_()
+    with Largest() as mode:
+        loss(f, torch.arange(112)).backward()
+    assert mode.numbers <= max(2 * loss.proxies.numel(), base._AT_ONCE / 4) < 112 * 2000 * 128 / 10
 
 
 # --- every loss of the door

@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.distances import pair_masks, unit
-from dmlstudy.losses import make_loss
+from dmlstudy.losses import base, make_loss
 from dmlstudy.losses.base import similarities
 
 KINDS = ("O", "Ds", "Dq", "Iu", "Ib")
@@ -476,13 +476,14 @@ def test_floor_of_recall(variant):
 # blocks of rows
 
 
-@pytest.mark.parametrize("given", ["labels", "weights"])
 @pytest.mark.parametrize("name", BY_ROWS)
-def test_blocks_are_the_whole(name, given):
+@each("given", ["labels", "weights"])
+def test_blocks_are_the_whole(name, given, monkeypatch):
     """A batch in several blocks has value and gradient of the rows at once, to six digits in float32."""
     g = generator(0, "blocks")
-    labels = torch.randint(300, (1200,), generator=g)  # classes of 1 to 12
-    f = torch.randn(300, 16, generator=g)[labels] + 0.8 * torch.randn(1200, 16, generator=g)
+    labels = torch.randint(150, (600,), generator=g)  # classes of 1 to 12
+    f = torch.randn(150, 16, generator=g)[labels] + 0.8 * torch.randn(600, 16, generator=g)
+    monkeypatch.setattr(base, "_AT_ONCE", 100 * 12 * 600)
     loss, z = make_loss(name), unit(f).requires_grad_()
     pairing = labels if given == "labels" else weights(0, labels).float()
     blocks = torch.stack(loss.sums(z, pairing))
@@ -508,6 +509,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, size, images", [("smooth_ap", 4096, 2), ("fast_ap", 4096, 4), ("roadmap", 4096, 4)])
 def test_memory(name, size, images, limit=400):
     """In MB, beyond what a small batch takes; one matrix of 4,096 has 67, one (B, 3, B) has 201."""
