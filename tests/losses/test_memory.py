@@ -195,8 +195,7 @@ def margins_of_queries(f, labels, queue, of):
 
 @pytest.mark.parametrize("name", RANKS)
 @each("size", [8, 12, 100])
-@each("rows", [1, 3, None])
-def test_rankings_of_a_memory_against_loops(monkeypatch, name, size, rows):
+def test_rankings_of_a_memory_against_loops(monkeypatch, name, size):
     """In blocks of one row, of three, and at once: the batch's own ranking, and each query's of the queue."""
     make = lambda: make_loss(name, **RANKS[name])
     loss, plain, loop = with_memory(make(), size, warmup=0), make(), LOOPS[name if name != "roadmap" else "supap"][2]
@@ -204,18 +203,18 @@ def test_rankings_of_a_memory_against_loops(monkeypatch, name, size, rows):
     for f, labels in batches(3):
         before, of = loss.kept.double(), loss.kept_labels
         queue, of = torch.cat((unit(f).detach(), before.view(-1, 6)))[:size], torch.cat((labels, of))[:size]
-        expected = plain(f, labels) + of_queries(loop, f, labels, queue, of)
+        part = of_queries(loop, f, labels, queue, of)
         if name == "roadmap":
-            part = of_queries(loop, f, labels, queue, of) + margins_of_queries(f, labels, queue, of)
-            expected = plain(f, labels) + part / 2
-        with monkeypatch.context() as patch:
-            if rows:
-                most = int(of.bincount().max())
-                patch.setattr(base, "_AT_ONCE", rows * (most + 1) * len(of))
-            value = loss(f, labels)
-            slope = gradient(value, f)
-        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(slope, gradient(expected, f), rtol=1e-7, atol=1e-9)
+            part = (part + margins_of_queries(f, labels, queue, of)) / 2
+        expected = plain(f, labels) + part
+        wanted, most = gradient(expected, f), int(of.bincount().max())
+        for rows in (1, 3, 1000):
+            again = copy.deepcopy(loss)
+            monkeypatch.setattr(base, "_AT_ONCE", rows * (most + 1) * len(of))
+            value = again(f, labels)
+            torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-11, msg=f"the value, {rows} rows at once")
+            torch.testing.assert_close(gradient(value, f), wanted, rtol=1e-7, atol=1e-9, msg=f"slopes, {rows} rows")
+        loss = again
 
 
 def test_rankings_of_a_large_memory_in_bounded_memory(monkeypatch):
@@ -331,7 +330,7 @@ def nested(n_classes, dim):
 
 
 ADDED = {
-    "a memory": lambda: own.Own(with_memory(make_loss("sincere"), 150, warmup=2)),
+    "a memory": lambda: own.Own(with_memory(make_loss("sincere"), 150, warmup=3)),
     "nested dimensions": lambda: own.Own(nested),
     "one threshold": lambda: own.Own(make_loss("sincere"), regularizer="threshold_consistent"),
 }
@@ -346,17 +345,26 @@ def registered(request):
     METHODS.update(before)
 
 
+def six_steps(method):
+    return make_run(TINY, method=method, batch_size=60, steps=6, eval_every=3)
+
+
+@pytest.fixture(scope="module")
+def without():
+    """What the methods without an addition have as their first total."""
+    return {name: fit(six_steps(name), device="cpu")["terms"]["total"][0] for name in ("SINCERE", "Softmax")}
+
+
 @pytest.mark.parametrize("registered", ADDED, indirect=True)
-def test_a_stopped_run_with_an_addition_goes_on_with_equal_bits(registered, tmp_path):
-    run = make_run(TINY, method=registered, batch_size=60, steps=6, eval_every=1)
+def test_a_stopped_run_with_an_addition_goes_on_with_equal_bits(registered, without, tmp_path):
+    run = six_steps(registered)
     whole = fit(run, device="cpu")
     with pytest.raises(KeyboardInterrupt):
-        fit(run, "cpu", tmp_path, [stop_at(4), Checkpoint(every=0)])
+        fit(run, "cpu", tmp_path, [stop_at(3), Checkpoint(every=0)])
     assert content(fit(run, device="cpu", folder=tmp_path)) == content(whole)
-    plain = "Softmax" if registered == "nested dimensions" else "SINCERE"
-    plain = fit(make_run(TINY, method=plain, batch_size=60, steps=6, eval_every=1), device="cpu")["terms"]
-    at_first, *_, at_last = whole["terms"]["total"]
-    assert at_last > at_first == plain["total"][0] if registered == "a memory" else at_first > plain["total"][0]
+    plain = without["Softmax" if registered == "nested dimensions" else "SINCERE"]
+    at_first, at_last = whole["terms"]["total"]
+    assert at_last > at_first == plain if registered == "a memory" else at_first > plain
 
 
 def test_what_takes_no_memory_is_refused():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from grids import Recipes, each
+from largest import Largest
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from sklearn.metrics import (
     adjusted_mutual_info_score,
@@ -726,6 +727,17 @@ print(pages("VmHWM") - before)
 """
 
 
+def test_relevance_of_labels_is_never_an_array():
+    """2,000 images with some of 50 labels each, some rows at a time: no array of all pairs of images."""
+    g = generator(0, "memory")
+    f, tags = torch.randn(2000, 8, generator=g), torch.rand(2000, 50, generator=g) < 0.05
+    tags[:, 0] |= ~tags.any(1)  # each has something to find
+    with Largest() as mode:
+        evaluate(f, metrics=["recall@1", "map@r"], relevance=tags, budget=2**17, progress=False)
+    assert mode.numbers < 2000**2 / 8
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_relevance_of_labels_is_never_held_whole():
     """12,000 images with some of 200 labels each: the matrix of what they share would be 576 MB."""
