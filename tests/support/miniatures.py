@@ -80,8 +80,7 @@ def cars(base, kind):
     names = np.array(CARS, dtype=object)[None]
     if kind == "list":
         rows = [
-            {"relative_im_path": f"car_ims/{i:06}.jpg", **BOX, "class": i % 4 + 1, "test": i % 2}
-            for i in range(12)
+            {"relative_im_path": f"car_ims/{i:06}.jpg", **BOX, "class": i % 4 + 1, "test": i % 2} for i in range(12)
         ]
         mat(base / "cars_annos.mat", annotations=notes(rows), class_names=names)
         [jpeg(base / row["relative_im_path"]) for row in rows]
