@@ -16,10 +16,10 @@ from .archives import checksums, is_archive, unpack
 from .files import Files, open_image, unreadable, write_decoded
 from dmlstudy.data.layouts import (
     ARCHIVES,
-    CROP,
+    _CROP,
     SOURCES,
     Place,
-    car_boxes,
+    _car_boxes,
     count,
     data_dir,
     faults,
@@ -108,7 +108,7 @@ def write_crops(
     place = locate("cars196", folder)
     if not place:
         raise FileNotFoundError(f"The crops are made from the whole images. {place}")
-    if not (rows := car_boxes(place)):
+    if not (rows := _car_boxes(place)):
         raise ValueError(f"{place}: class folders have no boxes; the crops need cars_annos.mat or the devkit's lists")
     for label, path, (left, top, right, bottom) in rows:
         image = open_image(place.folder / path)
@@ -116,7 +116,7 @@ def write_crops(
         image = image.crop((*box[:2], min(image.width, box[2]), min(image.height, box[3])))
         file = data_dir(folder) / "cars196_crops" / f"{label:03}" / "_".join(PurePosixPath(path).parts)
         file.parent.mkdir(parents=True, exist_ok=True)
-        image.resize((224, 224), Image.Resampling.BICUBIC).resize((CROP, CROP)).save(file, quality=85)
+        image.resize((224, 224), Image.Resampling.BICUBIC).resize((_CROP, _CROP)).save(file, quality=85)
     return len(rows)
 
 # %% ../../nbs/14_data.prepare.ipynb #6898b0ce

@@ -28,7 +28,7 @@ def _scatter(
     within = x - means[labels]
     return within.T @ within / n, means * (counts / n).sqrt()[:, None]
 
-
+# %% ../../nbs/33_models.projection.ipynb #7bd3999e
 def fit_projection(
     kind: str,  # name in PROJECTIONS
     features: Tensor,  # (N, D), of training images
