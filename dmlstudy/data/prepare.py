@@ -15,8 +15,8 @@ from ..core import lookup, write_atomically
 from .archives import checksums, is_archive, unpack
 from .files import Files, open_image, unreadable, write_decoded
 from dmlstudy.data.layouts import (
-    ARCHIVES,
     _CROP,
+    ARCHIVES,
     SOURCES,
     Place,
     _car_boxes,
