@@ -41,8 +41,6 @@ def _pairing(f: Tensor, labels: Tensor | None, positives: Tensor | None) -> Tens
 class Regularizer(nn.Module):
     "A term beside the loss, times its weight; a subclass writes `term` of the norms, or `value` of all"
 
-    __call__: Callable[..., Tensor]
-
     def __init__(
         self,
         eta: float,  # weight beside the loss, at least 0

@@ -21,7 +21,7 @@ reveal_type(make_loss("proxy_anchor", 10, 64, alpha=16.0))  # Loss
 reveal_type(loss(f, labels))  # Tensor
 reveal_type(make_miner("semihard", margin=0.1, rule="nearest"))  # Miner
 reveal_type(make_sampler("gc", labels, 4, samples_per_class=2, dim=64))  # LabelSampler
-reveal_type(make_regularizer("sec", eta=0.3)(f))  # Tensor
+reveal_type(make_regularizer("sec", eta=0.3))  # Regularizer
 reveal_type(evaluate(f, labels, ["recall@1"])["recall@1"])  # float
 reveal_type(evaluate(f, labels, per_query=True)[1]["nearest"])  # Tensor
 reveal_type(gather(f, labels)[0])  # Tensor
