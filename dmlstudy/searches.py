@@ -31,7 +31,7 @@ def _with_weight(method: str, fields: Mapping, search: Mapping) -> dict:
     (weight,) = box_of(METHODS[method], search).keys() - box_of(METHODS[base], search).keys()
     if weight in ("p_switch", "eta"):
         return own | {weight: 0.0}
-    return own | {"loss_args": "; ".join([own["loss_args"]] * ("loss_args" in own) + [f"{weight}=0"])}
+    return own | {"loss_args": "; ".join([own[name] for name in ("loss_args",) if name in own] + [f"{weight}=0"])}
 
 
 def _at_edges(box: Mapping, place: np.ndarray, weight: Iterable[str]) -> str:
