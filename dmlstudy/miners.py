@@ -137,12 +137,7 @@ def valid_triplets(labels: Tensor) -> AllTriplets:
 
 # %% ../nbs/40_miners.ipynb #e552219d
 class AllMiner(Miner):
-    """Every valid triplet of the batch; refuses more than `limit`
-
-    Args:
-        limit: most triplets that are listed
-        seed: unused: nothing is drawn
-    """
+    "Every valid triplet of the batch; refuses more than `limit`"
 
     def __init__(
         self,
@@ -181,12 +176,7 @@ def distinct_ranks(
 
 # %% ../nbs/40_miners.ipynb #00b8aba2
 class RandomMiner(Miner):
-    """As many triplets as the batch has samples, uniformly from all valid ones
-
-    Args:
-        n_triplets: how many; None: the batch size
-        seed: of the miner's own generator
-    """
+    "As many triplets as the batch has samples, uniformly from all valid ones"
 
     def __init__(
         self,
@@ -243,14 +233,7 @@ def next_negatives(d: Tensor, negatives: Tensor, a: Tensor, p: Tensor, few: int 
 
 # %% ../nbs/40_miners.ipynb #c17075fd
 class SemihardMiner(Miner):
-    """Negatives a little farther than the positive
-
-    Args:
-        margin: width of the window, in plain distance, that of the loss's hinge; rule "random" only
-        rule: random (Roth et al., 2020) or nearest (Zhang et al., 2020)
-        normalize: measure on the unit sphere
-        seed: of the miner's own generator
-    """
+    "Negatives a little farther than the positive"
 
     def __init__(
         self,
@@ -280,12 +263,7 @@ class SemihardMiner(Miner):
 
 # %% ../nbs/40_miners.ipynb #cc6768a1
 class SofthardMiner(Miner):
-    """Negatives nearer than the farthest positive, positives farther than the nearest negative
-
-    Args:
-        normalize: measure on the unit sphere
-        seed: of the miner's own generator
-    """
+    "Negatives nearer than the farthest positive, positives farther than the nearest negative"
 
     def __init__(
         self,
@@ -327,16 +305,7 @@ def _one_each(p: Tensor, n: Tensor, has_p: Tensor, has_n: Tensor, singletons: st
 
 # %% ../nbs/40_miners.ipynb #f4d40208
 class DistanceMiner(Miner):
-    """Each sample with a random positive and a negative drawn with weight 1/q(d)
-
-    Args:
-        lower_cutoff: smaller distances count as this one
-        upper_cutoff: farther negatives only where there are no others; the paper's is 1.4
-        weight_cap: largest weight 1/q(d), the paper's lambda, 0.5
-        singletons: a sample alone in its class: "self", its own positive, or "drop"
-        normalize: measure on the unit sphere, for which q(d) is made
-        seed: of the miner's own generator
-    """
+    "Each sample with a random positive and a negative drawn with weight 1/q(d)"
 
     def __init__(
         self,
@@ -379,13 +348,7 @@ class DistanceMiner(Miner):
 
 # %% ../nbs/40_miners.ipynb #04d5ef9b
 class RhoDistanceMiner(DistanceMiner):
-    """Distance-weighted tuples of which a share is switched to (a, a, p')
-
-    Args:
-        p_switch: share of switched tuples
-        singletons: a sample alone in its class: "drop", or "self", its own positive
-        hyperparameters: those of DistanceMiner
-    """
+    "Distance-weighted tuples of which a share is switched to (a, a, p')"
 
     def __init__(
         self,
@@ -420,10 +383,5 @@ def make_miner(
     name: str,  # one of MINERS
     **hyperparameters,  # those of its class
 ) -> Miner:  # a, p, n = miner(f, labels, generator=None)
-    """A miner by its name
-
-    Args:
-        name: one of MINERS
-        hyperparameters: those of its class
-    """
+    "A miner by its name"
     return make_named("miner", name, MINERS, **hyperparameters)

@@ -93,13 +93,7 @@ class Regularizer(nn.Module):
 
 # %% ../nbs/60_regularizers.ipynb #ca882af7
 class SEC(Regularizer):
-    """Mean squared deviation of the norms from their mean, or from the running mean
-
-    Args:
-        eta: weight beside the loss
-        momentum: share of this batch in the running mean, in (0, 1]; 1: the batch mean itself
-        ramp: steps over which the weight rises from 0; None: it is there from the first
-    """
+    "Mean squared deviation of the norms from their mean, or from the running mean"
 
     def __init__(
         self,
@@ -135,12 +129,7 @@ class SEC(Regularizer):
 
 # %% ../nbs/60_regularizers.ipynb #003b8b4a
 class L2Norm(Regularizer):
-    """Mean squared norm
-
-    Args:
-        eta: weight beside the loss
-        ramp: steps over which the weight rises from 0; None: it is there from the first
-    """
+    "Mean squared norm"
 
     def __init__(
         self,
@@ -155,11 +144,7 @@ class L2Norm(Regularizer):
 
 # %% ../nbs/60_regularizers.ipynb #78fd4199
 class Ring(Regularizer):
-    """Mean squared deviation of the norms from a learned radius
-
-    Args:
-        eta: weight beside the loss
-    """
+    "Mean squared deviation of the norms from a learned radius"
 
     def __init__(
         self,
@@ -351,10 +336,5 @@ def make_regularizer(
     name: str,  # one of REGULARIZERS
     **hyperparameters,  # those of its class
 ) -> Regularizer:  # value = reg(f, labels)
-    """A regularizer by its name
-
-    Args:
-        name: one of REGULARIZERS
-        hyperparameters: those of its class
-    """
+    "A regularizer by its name"
     return make_named("regularizer", name, REGULARIZERS, **hyperparameters)
