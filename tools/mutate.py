@@ -6,6 +6,8 @@ found a change is tried first the next time. Runs at low priority; 186 changes t
 """
 
 import argparse
+import compileall
+import gc
 import json
 import os
 import shutil
@@ -16,6 +18,7 @@ import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 import matplotlib.pyplot  # noqa: F401, loaded once for all
 import pandas  # noqa: F401
@@ -25,8 +28,6 @@ import scipy.stats  # noqa: F401
 import sklearn.metrics  # noqa: F401
 import torch  # noqa: F401
 import torchvision  # noqa: F401
-
-sys.dont_write_bytecode = True
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = tomllib.loads((ROOT / "tests/mutations.toml").read_text())["room"]
@@ -43,6 +44,8 @@ def copy_of_project(place: Path) -> None:
             shutil.copytree(path, place / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         elif path.name not in (".git", ".pytest_cache"):
             (place / path.name).symlink_to(path)
+    # compiled once, and known by its content: a change within the same second is seen
+    compileall.compile_dir(place / "dmlstudy", quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
 
 
 class First:
@@ -67,7 +70,7 @@ def test(place: Path, tests: list[str], tier: str, first: list[str]) -> None:
     """In a process of its own, which has loaded all but the library."""
     os.chdir(place)
     sys.path.insert(0, str(place))
-    os.environ |= {"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
+    os.environ |= {"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         words = ["-x", "-q", "-m", TIERS[tier], "-p", "no:cacheprovider", *tests]
         status = pytest.main(words, plugins=[First(first, place / "failed")])
@@ -132,6 +135,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", metavar="FILE", help="below dmlstudy/; all if none is named")
     args, began = parser.parse_args(), time.perf_counter()
     os.nice(10)
+    gc.freeze()
     known = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     counts = {}
     with tempfile.TemporaryDirectory() as folder:
