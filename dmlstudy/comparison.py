@@ -154,7 +154,15 @@ def compare(
     profile: str = RACE,  # name in PROFILES
     baselines: Sequence[str] | None = None,  # rows to compare with, trained if need be; None: AGAINST, as recorded
 ) -> pd.DataFrame:  # as from `standing`
-    "Train losses of your own under the study's protocol, and set them beside its rows"
+    """Train losses of your own under the study's protocol, and set them beside its rows
+
+    Args:
+        own: losses of your own: modules, classes of modules, `Own(...)`, or names of rows
+        datasets: names in DATASETS; None: those of the profile
+        seeds: or replicates, where the profile draws some; None: those of the recorded rows
+        profile: name in PROFILES
+        baselines: rows to compare with, trained if need be; None: AGAINST, as recorded
+    """
     from dmlstudy.data.folder import resolve_folder
     from dmlstudy.own import register
 

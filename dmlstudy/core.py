@@ -77,7 +77,56 @@ class _Setup:
 # %% ../nbs/01_core.ipynb #ad579c29
 @dataclass(frozen=True)
 class Run(_Setup):
-    "Everything that decides the outcome of one training run, flat, with the protocol's defaults"
+    """Everything that decides the outcome of one training run, flat, with the protocol's defaults
+
+    Args:
+        dataset: name in DATASETS
+        strict_data: images on disk: refuse other counts than the published ones and unreadable images
+        replicate: draw of training classes, validation folds and seed; 0: the official split whole
+        train_classes: training classes drawn from all groups; None: as many as the replicate has
+        fold: which fifth of the training classes is held out for validation, from the end; None: none
+        images_per_class: training images kept of each class; None: all
+        long_tail: images of the largest training class over those of the smallest; None: as they are
+        label_noise: share of training images that bear another class's label; None: none
+        noise_coarse: wrong labels are of the image's coarse class, such as its alphabet
+        transform: training augmentation of image data sets: a name in TRANSFORMS
+        pixels: images on disk: files, the decoded copy, or device (that copy, augmented in batches on it)
+        method: row of a table, name in METHODS
+        variant: corrected, or published: what the authors' released code computes
+        p_switch: rho-regularisation: share of switched negatives; None: the method's own
+        eta: weight of the norm regulariser; None: the method's own
+        loss_args: hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
+        mixup: ManifoldMixup with this alpha; None: no mixing
+        model: name in MODELS
+        embed_dim: dimension of the embedding
+        weights: pre-trained weights: a name or a file; None: random ones
+        train_stem: train the whole network; False: its stem is frozen and its output cached
+        head: last layer: linear, bn (batch normalisation before it, as in SEC), bn_after or weight_norm
+        freeze_bn: batch normalisation of the backbone keeps its statistics
+        bn_affine: with freeze_bn: its affine part is trained all the same
+        sampler: name in SAMPLERS
+        samples_per_class: images drawn of each class of a batch
+        batch_size: images in a batch
+        replacement: classes and images of a batch may repeat, as in the published runs
+        optimizer: adam, adamw or sgd
+        momentum: of sgd
+        lr: learning rate of the backbone
+        head_lr_factor: learning rate of the head over that of the backbone
+        loss_lr: learning rate of the loss's own parameters (betas, proxies); None: the loss's own
+        weight_decay: coupled decay of the network's weights, none on the loss's parameters
+        decay_bn: the decay acts on the affine part of batch normalisation too
+        steps: optimiser steps
+        lr_decay: factor on all learning rates at each milestone; with cosine, in the end
+        precision: of the network: float32 (as published), tf32 or bf16; losses are always float32
+        channels_last: memory format of images and convolutions: faster on tensor cores
+        compile: the network through torch.compile: faster after a minute of compilation
+        milestones: shares of the steps at which the rates decay, as "0.5,0.75"; or cosine; None: never
+        seed: of everything random in a run: new weights, batches, views, tuples; None: the replicate
+        eval_every: steps between evaluations; also one before the first step and one after the last
+        monitor: record norms and violated triplets of every step
+        measure: the one curve that is measured, as validation in a search; None: all
+        train_queries: training images that are searched among all for the training curve; None: all
+    """
 
     # optimisation
     optimizer: str = "adam"  # adam, adamw or sgd
@@ -130,7 +179,12 @@ def make_run(
     fields: Mapping | None = None,  # field name -> value
     **more,  # the same, as keywords
 ) -> Run:  # every field has its type
-    "A `Run` from names and values; an unknown field or a wrong type is refused"
+    """A `Run` from names and values; an unknown field or a wrong type is refused
+
+    Args:
+        fields: field name -> value
+        more: the same, as keywords
+    """
     given = {**(fields or {}), **more}
     for name, value in given.items():
         kinds = lookup("field of a run", name, _TYPES)
@@ -192,7 +246,14 @@ def make_named(
     *args,  # of every class of this kind
     **hyperparameters,  # the class's own
 ):  # an object of the class
-    "Make an object by its name; a hyperparameter that its class does not take is refused"
+    """Make an object by its name; a hyperparameter that its class does not take is refused
+
+    Args:
+        kind: what the name chooses, in the singular
+        name: what the user gave
+        args: of every class of this kind
+        hyperparameters: the class's own
+    """
     made = lookup(kind, name, known)
     for given in hyperparameters:
         lookup(f"hyperparameter of the {name} {kind}", given, hyperparameters_of(made))

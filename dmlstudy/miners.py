@@ -137,7 +137,12 @@ def valid_triplets(labels: Tensor) -> AllTriplets:
 
 # %% ../nbs/40_miners.ipynb #e552219d
 class AllMiner(Miner):
-    "Every valid triplet of the batch; refuses more than `limit`"
+    """Every valid triplet of the batch; refuses more than `limit`
+
+    Args:
+        limit: most triplets that are listed
+        seed: unused: nothing is drawn
+    """
 
     def __init__(
         self,
@@ -176,7 +181,12 @@ def distinct_ranks(
 
 # %% ../nbs/40_miners.ipynb #00b8aba2
 class RandomMiner(Miner):
-    "As many triplets as the batch has samples, uniformly from all valid ones"
+    """As many triplets as the batch has samples, uniformly from all valid ones
+
+    Args:
+        n_triplets: how many; None: the batch size
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -233,7 +243,14 @@ def next_negatives(d: Tensor, negatives: Tensor, a: Tensor, p: Tensor, few: int 
 
 # %% ../nbs/40_miners.ipynb #c17075fd
 class SemihardMiner(Miner):
-    "Negatives a little farther than the positive"
+    """Negatives a little farther than the positive
+
+    Args:
+        margin: width of the window, in plain distance, that of the loss's hinge; rule "random" only
+        rule: random (Roth et al., 2020) or nearest (Zhang et al., 2020)
+        normalize: measure on the unit sphere
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -263,7 +280,12 @@ class SemihardMiner(Miner):
 
 # %% ../nbs/40_miners.ipynb #cc6768a1
 class SofthardMiner(Miner):
-    "Negatives nearer than the farthest positive, positives farther than the nearest negative"
+    """Negatives nearer than the farthest positive, positives farther than the nearest negative
+
+    Args:
+        normalize: measure on the unit sphere
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -305,7 +327,16 @@ def _one_each(p: Tensor, n: Tensor, has_p: Tensor, has_n: Tensor, singletons: st
 
 # %% ../nbs/40_miners.ipynb #f4d40208
 class DistanceMiner(Miner):
-    "Each sample with a random positive and a negative drawn with weight 1/q(d)"
+    """Each sample with a random positive and a negative drawn with weight 1/q(d)
+
+    Args:
+        lower_cutoff: smaller distances count as this one
+        upper_cutoff: farther negatives only where there are no others; the paper's is 1.4
+        weight_cap: largest weight 1/q(d), the paper's lambda, 0.5
+        singletons: a sample alone in its class: "self", its own positive, or "drop"
+        normalize: measure on the unit sphere, for which q(d) is made
+        seed: of the miner's own generator
+    """
 
     def __init__(
         self,
@@ -348,7 +379,13 @@ class DistanceMiner(Miner):
 
 # %% ../nbs/40_miners.ipynb #04d5ef9b
 class RhoDistanceMiner(DistanceMiner):
-    "Distance-weighted tuples of which a share is switched to (a, a, p')"
+    """Distance-weighted tuples of which a share is switched to (a, a, p')
+
+    Args:
+        p_switch: share of switched tuples
+        singletons: a sample alone in its class: "drop", or "self", its own positive
+        hyperparameters: those of DistanceMiner
+    """
 
     def __init__(
         self,
@@ -383,5 +420,10 @@ def make_miner(
     name: str,  # one of MINERS
     **hyperparameters,  # those of its class
 ) -> Miner:  # a, p, n = miner(f, labels, generator=None)
-    "A miner by its name"
+    """A miner by its name
+
+    Args:
+        name: one of MINERS
+        hyperparameters: those of its class
+    """
     return make_named("miner", name, MINERS, **hyperparameters)

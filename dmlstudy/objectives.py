@@ -108,7 +108,20 @@ def make_objective(
     steps: int | None = None,  # of the run, over which a published weight rises; only such a method asks for them
     loss_args: str | None = None,  # hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
 ) -> Objective:
-    "The objective of a row of a table on a data set"
+    """The objective of a row of a table on a data set
+
+    Args:
+        method: name in METHODS
+        dataset: name in DATASETS
+        n_classes: training classes
+        dim: dimension of the embedding
+        variant: or "published"
+        p_switch: share of switched negatives; None: the method's own
+        eta: weight of the norm regulariser; None: the method's own
+        seed: of new proxies and of what a loss draws
+        steps: of the run, over which a published weight rises; only such a method asks for them
+        loss_args: hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
+    """
     row = lookup("method", method, METHODS)
     if row.loss is None:
         raise ValueError(f"{method} is not trained: it has no objective")

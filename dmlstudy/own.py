@@ -46,7 +46,12 @@ def _tuples_as(module: nn.Module) -> str | None:  # name of the argument; None: 
 
 # %% ../nbs/61_own.ipynb #42f372ca
 class OwnLoss(Loss):
-    "Any module that is called with embeddings, labels and perhaps tuples, as a loss of this library"
+    """Any module that is called with embeddings, labels and perhaps tuples, as a loss of this library
+
+    Args:
+        module: module(f, labels), or with a third argument `triplets` or `indices_tuple`
+        seed: of what it draws from PyTorch's global generator
+    """
 
     def __init__(
         self,
@@ -85,7 +90,12 @@ def triplets_of(
 
 
 class OwnMiner:
-    "A miner of another library, called with embeddings and labels, as one of this library"
+    """A miner of another library, called with embeddings and labels, as one of this library
+
+    Args:
+        miner: miner(f, labels) -> triplets, or pairs (a, p, a, n)
+        pairs: hand pairs on as they are
+    """
 
     def __init__(
         self,
@@ -102,7 +112,17 @@ class OwnMiner:
 # %% ../nbs/61_own.ipynb #6499e9d6
 @dataclass(frozen=True)
 class Own:
-    "A loss of your own, and what goes with it in training"
+    """A loss of your own, and what goes with it in training
+
+    Args:
+        loss: module(f, labels[, triplets or indices_tuple]); or what makes it of n_classes, dim
+        miner: name in MINERS, or miner(f, labels) -> triplets or pairs
+        regularizer: name in REGULARIZERS, such as "sec"
+        name: of its row; None: that of its class
+        protocol: whose training protocol: roth or sec
+        samples_per_class: images drawn of each class of a batch
+        axes: what a search sets: argument of the loss -> from, to
+    """
 
     loss: nn.Module | Callable  # module(f, labels[, triplets or indices_tuple]); or what makes it of n_classes, dim
     miner: str | Callable | None = None  # name in MINERS, or miner(f, labels) -> triplets or pairs

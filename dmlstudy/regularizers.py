@@ -93,7 +93,13 @@ class Regularizer(nn.Module):
 
 # %% ../nbs/60_regularizers.ipynb #ca882af7
 class SEC(Regularizer):
-    "Mean squared deviation of the norms from their mean, or from the running mean"
+    """Mean squared deviation of the norms from their mean, or from the running mean
+
+    Args:
+        eta: weight beside the loss
+        momentum: share of this batch in the running mean, in (0, 1]; 1: the batch mean itself
+        ramp: steps over which the weight rises from 0; None: it is there from the first
+    """
 
     def __init__(
         self,
@@ -129,7 +135,12 @@ class SEC(Regularizer):
 
 # %% ../nbs/60_regularizers.ipynb #003b8b4a
 class L2Norm(Regularizer):
-    "Mean squared norm"
+    """Mean squared norm
+
+    Args:
+        eta: weight beside the loss
+        ramp: steps over which the weight rises from 0; None: it is there from the first
+    """
 
     def __init__(
         self,
@@ -144,7 +155,11 @@ class L2Norm(Regularizer):
 
 # %% ../nbs/60_regularizers.ipynb #78fd4199
 class Ring(Regularizer):
-    "Mean squared deviation of the norms from a learned radius"
+    """Mean squared deviation of the norms from a learned radius
+
+    Args:
+        eta: weight beside the loss
+    """
 
     def __init__(
         self,
@@ -336,5 +351,10 @@ def make_regularizer(
     name: str,  # one of REGULARIZERS
     **hyperparameters,  # those of its class
 ) -> Regularizer:  # value = reg(f, labels)
-    "A regularizer by its name"
+    """A regularizer by its name
+
+    Args:
+        name: one of REGULARIZERS
+        hyperparameters: those of its class
+    """
     return make_named("regularizer", name, REGULARIZERS, **hyperparameters)

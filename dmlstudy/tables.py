@@ -314,7 +314,15 @@ def make_table(
     selection: str = "validation",  # rule that is shown first; the first that applies if it does not
     more: pd.DataFrame | None = None,  # values of another profile's runs, as from `tidy`
 ) -> pd.DataFrame:  # as `write_comparison` returns it
-    "Read the records, write the table under its stem, return what is shown"
+    """Read the records, write the table under its stem, return what is shown
+
+    Args:
+        paper: roth or sec
+        columns: (data set, metric), perhaps with a rule of its own -> heading
+        methods: rows, in order
+        selection: rule that is shown first; the first that applies if it does not
+        more: values of another profile's runs, as from `tidy`
+    """
     records, results = study_records(profile, methods)
     records = [r for r in records if r["run"]["dataset"] in {dataset for dataset, *_ in columns}]
     results = pd.concat([more, results], ignore_index=True)

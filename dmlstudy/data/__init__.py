@@ -31,7 +31,16 @@ def make_data(
     decoded: bool = False,  # images on disk: read the decoded copy that `prepare` wrote
     train_classes: int | None = None,  # training classes that are drawn, from all groups; None: the data set's number
 ) -> Data:  # class-disjoint training and test splits
-    "A data set by name; with `strict=False` images that cannot be read are left out, with a warning that names them"
+    """A data set by name; with `strict=False` images that cannot be read are left out, with a warning that names them
+
+    Args:
+        name: name in DATASETS
+        root: where the data lie, for embedded sets the cache; None: the usual place
+        replicate: draw of training classes and folds; 0: the official split; the test classes stay
+        strict: images on disk: refuse what is not the published data set; False: take it with a warning
+        decoded: images on disk: read the decoded copy that `prepare` wrote
+        train_classes: training classes that are drawn, from all groups; None: the data set's number
+    """
     options = {"strict": strict, "decoded": decoded} if name in SOURCES else {}
     if is_folder(name):
         return load_folder(name).replicate(replicate, train_classes)

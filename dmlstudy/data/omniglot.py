@@ -67,7 +67,12 @@ def make_parts(
     side: int = 24,  # pixels
     transform: str = "base",  # name in PREPROCESSING
 ) -> dict[str, np.ndarray]:  # train and test: (N, views, side, side), uint8
-    "Training images in their views, and test images"
+    """Training images in their views, and test images
+
+    Args:
+        side: pixels
+        transform: name in PREPROCESSING
+    """
     images = shrink(unpacked(packed()), side)
     n = DRAWERS * sum(alphabets()["background"].values())
     make = lookup("transform of an embedded set", transform, PREPROCESSING)

@@ -181,7 +181,13 @@ def make_transform(
     train: bool,  # the training transform; False: the test transform
     backbone: str = "resnet50",  # decides the scaling of pixels, and 227 instead of 224 for googlenet
 ) -> Transform:
-    "A transform by name"
+    """A transform by name
+
+    Args:
+        name: name in TRANSFORMS
+        train: the training transform; False: the test transform
+        backbone: decides the scaling of pixels, and 227 instead of 224 for googlenet
+    """
     steps = lookup("transform", name, TRANSFORMS)["train" if train else "test"]
     if backbone == "googlenet":
         steps = tuple(tuple(227 if v == 224 else v for v in step) for step in steps)

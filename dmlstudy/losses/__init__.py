@@ -38,7 +38,15 @@ def make_loss(
     variant: str = "corrected",  # corrected, or published: what the authors' released code computes
     **hyperparameters,  # the loss's own
 ) -> Loss:  # loss(f, labels, triplets=None) -> scalar
-    "Make a loss by its name"
+    """Make a loss by its name
+
+    Args:
+        name: in LOSSES
+        n_classes: training classes; taken by losses with something for each class
+        dim: dimension of the embedding; taken by losses with proxies
+        variant: corrected, or published: what the authors' released code computes
+        hyperparameters: the loss's own
+    """
     kind, known = lookup("loss", name, LOSSES), loss_hyperparameters(name)
     for key in hyperparameters:
         if not known:

@@ -41,7 +41,14 @@ def _norm_penalty(f: Tensor, weight: float, squared: bool = False) -> Tensor:  #
 
 # %% ../../nbs/51_losses.batch.ipynb #9257a54d
 class GeneralizedLiftedLoss(Loss, name="lifted"):
-    "Mean over anchors of a hinge of soft extremes, on raw embeddings; the norm penalty always counts"
+    """Mean over anchors of a hinge of soft extremes, on raw embeddings; the norm penalty always counts
+
+    Args:
+        margin: of the negatives
+        l2_weight: of the norm penalty
+        squared_norm: penalise squared norms, as the paper prints
+        variant: published: 1e-6 added to each coordinate of a difference
+    """
 
     takes_positives = in_blocks = True
     normalizes = False
@@ -83,7 +90,15 @@ def draw_positive(
 
 # %% ../../nbs/51_losses.batch.ipynb #caff7f1c
 class NPairLoss(DrawingLoss, name="npair"):
-    "Mean over anchors of a softmax loss of one positive against all negatives; the norm penalty always counts"
+    """Mean over anchors of a softmax loss of one positive against all negatives; the norm penalty always counts
+
+    Args:
+        l2_weight: of the norm penalty
+        scale: of the embeddings; 0.25 for BN-Inception
+        squared_norm: penalise squared norms, as the paper prints
+        seed: of the generator that draws positives
+        variant: no difference
+    """
 
     takes_positives = in_blocks = True
     normalizes = False
@@ -114,7 +129,16 @@ class NPairLoss(DrawingLoss, name="npair"):
 
 # %% ../../nbs/51_losses.batch.ipynb #398939c4
 class AngularLoss(DrawingLoss, name="angular"):
-    "N-pair loss on raw embeddings plus an angular softmax on the sphere; the norm penalty always counts"
+    """N-pair loss on raw embeddings plus an angular softmax on the sphere; the norm penalty always counts
+
+    Args:
+        alpha: greatest angle at the negative, degrees
+        lam: weight of the angular part
+        l2_weight: of the norm penalty
+        squared_norm: penalise squared norms, as the paper prints
+        seed: of the generator that draws positives
+        variant: no difference
+    """
 
     takes_positives = in_blocks = True
     normalizes = False
@@ -170,7 +194,12 @@ def lost_shares(bins: int) -> list[bool]:
 
 # %% ../../nbs/51_losses.batch.ipynb #004375e6
 class HistogramLoss(Loss, name="histogram"):
-    "Chance that a negative pair is more similar than a positive one, from soft histograms; 0 without both kinds"
+    """Chance that a negative pair is more similar than a positive one, from soft histograms; 0 without both kinds
+
+    Args:
+        bins: nodes of the histograms; 11 on SOP
+        variant: published: shares lost to float equality, which matters for 11 but not for 65
+    """
 
     takes_positives = in_blocks = True
 
@@ -207,7 +236,17 @@ class HistogramLoss(Loss, name="histogram"):
 
 # %% ../../nbs/51_losses.batch.ipynb #f8b3da80
 class MultiSimilarityLoss(PairLoss, name="multisimilarity"):
-    "Soft maxima of the similarities that an anchor keeps; an anchor that keeps none is left out"
+    """Soft maxima of the similarities that an anchor keeps; an anchor that keeps none is left out
+
+    Args:
+        alpha: sharpness for positives
+        beta: sharpness for negatives
+        lam: similarity at which the two sides meet
+        epsilon: slack of the selection
+        mean_over: anchors that keep something, or the whole "batch"
+        max_positive: positives at least so similar are dropped; Zhang et al.: 1 - 1e-5
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -254,7 +293,12 @@ def first_two(
 
 # %% ../../nbs/51_losses.batch.ipynb #16243b6e
 class NormalizedNPairLoss(Loss, name="normalized_npair"):
-    "Cross-entropy of each class's first image against all classes' second ones; 0 if no class has two"
+    """Cross-entropy of each class's first image against all classes' second ones; 0 if no class has two
+
+    Args:
+        scale: of the cosines; 64 is the other one named
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -285,7 +329,15 @@ def _mean_weights(mask: Tensor, total: Tensor) -> Tensor:  # of the mask's shape
 
 # %% ../../nbs/51_losses.batch.ipynb #8a39b2f6
 class TupletMarginLoss(Loss, name="tuplet_margin"):
-    "Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs"
+    """Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs
+
+    Args:
+        scale: of the cosines
+        beta: angle by which a positive is moved towards the anchor before it is compared, radians
+        lam: weight of the spread
+        epsilon: relative slack of the spread
+        variant: no difference
+    """
 
     takes_positives = in_blocks = True
 

@@ -31,7 +31,17 @@ def log1p_sum_exp_by_class(
 
 # %% ../../nbs/54_losses.centers.ipynb #e799a1aa
 class ProxyAnchorLoss(ProxyLoss, name="proxy_anchor"):
-    "Each proxy against the batch: its hardest positives and its hardest negatives weigh most"
+    """Each proxy against the batch: its hardest positives and its hardest negatives weigh most
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        alpha: α, factor on all cosines
+        delta: δ, margin on either side, in units of cosine
+        lr: of the proxies; None: 100 × the network's
+        seed: of the first proxies
+        variant: published is the same
+    """
 
     lr_factor = 100.0
 
@@ -63,7 +73,16 @@ class ProxyAnchorLoss(ProxyLoss, name="proxy_anchor"):
 
 # %% ../../nbs/54_losses.centers.ipynb #db46c1a5
 class ProxyNCAPlusPlusLoss(ProxyLoss, name="proxynca_pp"):
-    "Neighbourhood components analysis with the true class in the denominator: a softmax of temperature T / 2"
+    """Neighbourhood components analysis with the true class in the denominator: a softmax of temperature T / 2
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        temperature: T, of squared distances
+        lr: of the proxies; None: 100 × the network's
+        seed: of the first proxies
+        variant: published is the same
+    """
 
     lr_factor, takes_targets = 100.0, True
 
@@ -89,7 +108,18 @@ class ProxyNCAPlusPlusLoss(ProxyLoss, name="proxynca_pp"):
 
 # %% ../../nbs/54_losses.centers.ipynb #2e3dffbf
 class SubcenterArcFaceLoss(ProxyLoss, name="subcenter_arcface"):
-    "ArcFace with several centres a class, of which the nearest counts"
+    """ArcFace with several centres a class, of which the nearest counts
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        margin: m, radians
+        scale: factor on all cosines
+        sub_centers: K, centres of each class
+        lr: of the centres; None: the network's
+        seed: of the first centres
+        variant: published is the same
+    """
 
     target, monotone = ArcFaceLoss.target, True
 
@@ -123,7 +153,18 @@ class SubcenterArcFaceLoss(ProxyLoss, name="subcenter_arcface"):
 
 # %% ../../nbs/54_losses.centers.ipynb #e946e39e
 class CenterContrastiveLoss(CosFaceLoss, name="center_contrastive"):
-    "CosFace, and the squared distance of each embedding from its own proxy"
+    """CosFace, and the squared distance of each embedding from its own proxy
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        scale: factor on all cosines
+        margin: m, in units of cosine
+        weight: λ, of the squared distances; 0: CosFace
+        lr: of the proxies; None: 100 × the network's
+        seed: of the first proxies
+        variant: published is the same
+    """
 
     lr_factor = 100.0
 
@@ -191,7 +232,18 @@ def pair_sum(
 
 # %% ../../nbs/54_losses.centers.ipynb #1dde27b9
 class PotentialFieldLoss(ProxyLoss, name="potential_field"):
-    "Embeddings and proxies attract their own class, the nearest most, and repel others nearby"
+    """Embeddings and proxies attract their own class, the nearest most, and repel others nearby
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        alpha: α, how fast a force falls with the distance
+        delta: δ, where attraction ends and repulsion begins, a distance
+        per_class: M, proxies of each class; 15 with a hundred classes
+        lr: of the proxies; None: 100 × the network's
+        seed: of the first proxies
+        variant: published: a constant more for each pair of different classes
+    """
 
     lr_factor = 100.0
 
@@ -232,7 +284,16 @@ class PotentialFieldLoss(ProxyLoss, name="potential_field"):
 
 # %% ../../nbs/54_losses.centers.ipynb #4b27eba6
 class CrossEntropyLoss(ProxyLoss, name="cross_entropy"):
-    "A linear classifier with a bias on the raw embeddings, labels smoothed"
+    """A linear classifier with a bias on the raw embeddings, labels smoothed
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        label_smoothing: ε, share of a label that is spread over all classes
+        lr: of weights and bias; None: the network's
+        seed: of the first weights
+        variant: published is the same
+    """
 
     normalizes, takes_targets = False, True
 
@@ -256,7 +317,18 @@ class CrossEntropyLoss(ProxyLoss, name="cross_entropy"):
 
 # %% ../../nbs/54_losses.centers.ipynb #17cd14c9
 class MeanFieldLoss(ProxyLoss, name="mean_field"):
-    "Contrastive loss of embeddings and class means, and of the means among themselves"
+    """Contrastive loss of embeddings and class means, and of the means among themselves
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        pos_margin: m₊, cosine distance within which the own mean does not pull
+        neg_margin: m₋, cosine distance beyond which another mean does not push
+        reg: λ, weight of the means' distances from each other
+        lr: of the means; None: 100 × the network's
+        seed: of the first means
+        variant: published is the same
+    """
 
     lr_factor = 100.0
 
@@ -305,7 +377,18 @@ def hypergraph(
 
 # %% ../../nbs/54_losses.centers.ipynb #c900b2ba
 class HISTLoss(ProxyLoss, name="hist"):
-    "Softmax over squared distances to class distributions; with `lam`, a hypergraph network beside it"
+    """Softmax over squared distances to class distributions; with `lam`, a hypergraph network beside it
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        tau: τ, factor on the squared distances
+        alpha: α, how fast the graph's hyperedges fade; means nothing without `lam`
+        lam: λ, weight of the graph's cross-entropy; 1 in the paper; 0: the distribution part alone
+        lr: of means and variances; None: the network's
+        seed: of the first means, variances and weights
+        variant: published is the same
+    """
 
     def __init__(
         self,

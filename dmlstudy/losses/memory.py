@@ -104,7 +104,12 @@ def with_memory(
 
 # %% ../../nbs/57_losses.memory.ipynb #c7f3fbd6
 class SummedContrastiveLoss(PairLoss):
-    "Sum over an anchor's pairs of 1 - s for positives and s for negatives above a margin; the mean over anchors"
+    """Sum over an anchor's pairs of 1 - s for positives and s for negatives above a margin; the mean over anchors
+
+    Args:
+        margin: cosine below which a negative does not count
+        variant: no difference
+    """
 
     def __init__(
         self,

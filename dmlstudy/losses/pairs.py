@@ -33,7 +33,13 @@ from .views import NTXentLoss
 
 # %% ../../nbs/56_losses.pairs.ipynb #4afac02f
 class CircleLoss(PairLoss, name="circle"):
-    "Softplus of an anchor's soft extremes, each similarity weighted by its distance from the optimum; 0 without both"
+    """Softplus of an anchor's soft extremes, each similarity weighted by its distance from the optimum; 0 without both
+
+    Args:
+        margin: m
+        gamma: scale of the similarities
+        variant: published: one softplus over all pairs of a batch, as in the snippet
+    """
 
     sets_slope = True
 
@@ -65,7 +71,12 @@ class CircleLoss(PairLoss, name="circle"):
 
 # %% ../../nbs/56_losses.pairs.ipynb #28a7a969
 class SincereLoss(NTXentLoss, name="sincere"):
-    "Each positive pair against all negatives of its anchor: NT-Xent with labels"
+    """Each positive pair against all negatives of its anchor: NT-Xent with labels
+
+    Args:
+        temperature: t
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -76,7 +87,12 @@ class SincereLoss(NTXentLoss, name="sincere"):
 
 # %% ../../nbs/56_losses.pairs.ipynb #1b394b3a
 class DecoupledLoss(PairLoss, name="decoupled"):
-    "Each positive against the soft maximum of its anchor's negatives, without the positive; may be below 0"
+    """Each positive against the soft maximum of its anchor's negatives, without the positive; may be below 0
+
+    Args:
+        temperature: t
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -94,7 +110,14 @@ class DecoupledLoss(PairLoss, name="decoupled"):
 
 # %% ../../nbs/56_losses.pairs.ipynb #3f5b3fbf
 class HardNegativesLoss(PairLoss, name="hard_negatives"):
-    "NT-Xent with negatives weighted by their hardness; 0 without a positive or without a negative"
+    """NT-Xent with negatives weighted by their hardness; 0 without a positive or without a negative
+
+    Args:
+        temperature: t
+        beta: how much harder negatives count more; 0: all alike
+        tau_plus: share of the anchor's class among the negatives; 0.1 without labels
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -128,7 +151,13 @@ class HardNegativesLoss(PairLoss, name="hard_negatives"):
 
 # %% ../../nbs/56_losses.pairs.ipynb #060f1e29
 class SigmoidPairsLoss(PairLoss, name="sigmoid_pairs"):
-    "Logistic loss of each pair, with a learned scale and bias; summed over an anchor's pairs, mean over anchors"
+    """Logistic loss of each pair, with a learned scale and bias; summed over an anchor's pairs, mean over anchors
+
+    Args:
+        scale: where t starts
+        bias: where b starts
+        variant: no difference
+    """
 
     lr_factor = 10.0
 
@@ -156,7 +185,12 @@ class SigmoidPairsLoss(PairLoss, name="sigmoid_pairs"):
 
 # %% ../../nbs/56_losses.pairs.ipynb #0a331a4f
 class InBatchLoss(NormalizedNPairLoss, name="in_batch"):
-    "Cross-entropy of each class's first image against all classes' second ones; 0 if no class has two"
+    """Cross-entropy of each class's first image against all classes' second ones; 0 if no class has two
+
+    Args:
+        scale: of the cosines
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -167,7 +201,12 @@ class InBatchLoss(NormalizedNPairLoss, name="in_batch"):
 
 # %% ../../nbs/56_losses.pairs.ipynb #38edae4d
 class EPSHNLoss(PairLoss, name="epshn"):
-    "The easiest positive of each anchor against its hardest negative that is farther; 0 if there are none"
+    """The easiest positive of each anchor against its hardest negative that is farther; 0 if there are none
+
+    Args:
+        temperature: t
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -186,7 +225,15 @@ class EPSHNLoss(PairLoss, name="epshn"):
 
 # %% ../../nbs/56_losses.pairs.ipynb #56rllx02
 class RankedListLoss(PairLoss, name="ranked_list"):
-    "Positives within one distance, negatives beyond another, the nearest counting most; mean over all anchors"
+    """Positives within one distance, negatives beyond another, the nearest counting most; mean over all anchors
+
+    Args:
+        alpha: distance at which a negative is far enough
+        margin: by how much nearer a positive must be
+        scale: T, by which nearer negatives count more; 0: all alike
+        lam: share of the negatives
+        variant: no difference
+    """
 
     sets_slope = True
 
@@ -222,7 +269,14 @@ class RankedListLoss(PairLoss, name="ranked_list"):
 
 # %% ../../nbs/56_losses.pairs.ipynb #509c6c62
 class HyperbolicLoss(Loss, name="hyperbolic"):
-    "Softmax of distances in a Poincaré ball, each positive pair against the negatives; 0 without either"
+    """Softmax of distances in a Poincaré ball, each positive pair against the negatives; 0 without either
+
+    Args:
+        c: curvature; 0: cosines on the sphere
+        temperature: t; 0.1 on the sphere
+        clip: r, greatest length of an embedding before it is mapped into the ball
+        variant: published: the negatives of two views at a time, and 1e-5 in a denominator
+    """
 
     takes_positives = in_blocks = True
 

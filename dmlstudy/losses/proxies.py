@@ -63,7 +63,15 @@ def proxy_products(z: Tensor, proxies: Tensor) -> tuple[Tensor, Tensor]:  # as i
 
 # %% ../../nbs/53_losses.proxies.ipynb #977d5806
 class ProxyLoss(Loss):
-    "A loss with learned proxies; a subclass says what is done with the similarities"
+    """A loss with learned proxies; a subclass says what is done with the similarities
+
+    Args:
+        n_classes: training classes; labels are 0 to n_classes - 1
+        dim: dimension D of the embedding
+        lr: learning rate of the proxies; None: lr_factor × the network's
+        seed: of the first proxies
+        variant: corrected or published
+    """
 
     needs = ("n_classes", "dim")
 
@@ -125,7 +133,17 @@ def soft_cross_entropy(
 
 # %% ../../nbs/53_losses.proxies.ipynb #5984c48f
 class NormalizedSoftmaxLoss(ProxyLoss, name="softmax"):
-    "Cross-entropy over cosines to the proxies, divided by a temperature"
+    """Cross-entropy over cosines to the proxies, divided by a temperature
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        temperature: T
+        lr: of the proxies; 2e-3 on SOP; None: the network's
+        seed: of the first proxies
+        variant: published is the same
+        label_smoothing: ε, share of a label that is spread over all classes
+    """
 
     takes_targets = True
 
@@ -149,7 +167,18 @@ class NormalizedSoftmaxLoss(ProxyLoss, name="softmax"):
 
 # %% ../../nbs/53_losses.proxies.ipynb #e6bde06a
 class ArcFaceLoss(ProxyLoss, name="arcface"):
-    "Cross-entropy over cosines, the true class's angle enlarged by a margin"
+    """Cross-entropy over cosines, the true class's angle enlarged by a margin
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        margin: m, radians
+        scale: factor on all cosines
+        monotone: beyond π - m go on with cos θ - m sin m
+        lr: of the proxies; None: the network's
+        seed: of the first proxies
+        variant: published: no margin, cosines clipped to [1e-10, 1]
+    """
 
     def __init__(
         self,
@@ -184,7 +213,17 @@ class ArcFaceLoss(ProxyLoss, name="arcface"):
 
 # %% ../../nbs/53_losses.proxies.ipynb #3cdda5fa
 class CosFaceLoss(ProxyLoss, name="cosface"):
-    "Cross-entropy over cosines, the true class's lowered by a margin"
+    """Cross-entropy over cosines, the true class's lowered by a margin
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        margin: m, in units of cosine
+        scale: factor on all cosines
+        lr: of the proxies; None: the network's
+        seed: of the first proxies
+        variant: published is the same
+    """
 
     def __init__(
         self,
@@ -211,7 +250,18 @@ class CosFaceLoss(ProxyLoss, name="cosface"):
 
 # %% ../../nbs/53_losses.proxies.ipynb #51ff27fb
 class SphereFaceLoss(ProxyLoss, name="sphereface"):
-    "Cross-entropy over scaled cosines, the true class's angle multiplied by an integer"
+    """Cross-entropy over scaled cosines, the true class's angle multiplied by an integer
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        margin: m, at least 1
+        scale: factor on all cosines; None: the norm of each embedding
+        blend: λ, weight of the plain cosine in the target
+        lr: of the proxies; None: the network's
+        seed: of the first proxies
+        variant: published is the same
+    """
 
     def __init__(
         self,
@@ -246,7 +296,16 @@ class SphereFaceLoss(ProxyLoss, name="sphereface"):
 
 # %% ../../nbs/53_losses.proxies.ipynb #04d79ab1
 class ProxyNCALoss(ProxyLoss, name="proxynca"):
-    "Neighbourhood components analysis with one proxy a class, the true class left out of the denominator"
+    """Neighbourhood components analysis with one proxy a class, the true class left out of the denominator
+
+    Args:
+        n_classes: training classes, at least 2
+        dim: dimension of the embedding
+        scale: length of embeddings and proxies
+        lr: of the proxies; None: 50 × the network's
+        seed: of the first proxies
+        variant: published is the same
+    """
 
     lr_factor = 50.0
 
@@ -311,7 +370,20 @@ def class_spread(
 
 # %% ../../nbs/53_losses.proxies.ipynb #8bebf166
 class SoftTripleLoss(ProxyLoss, name="softtriple"):
-    "Cross-entropy over similarities to classes with several proxies each"
+    """Cross-entropy over similarities to classes with several proxies each
+
+    Args:
+        n_classes: training classes
+        dim: dimension of the embedding
+        per_class: K, proxies of each class
+        margin: δ, taken off the similarity to the true class
+        gamma: γ, temperature of the choice among a class's proxies
+        scale: λ, factor on all similarities
+        tau: τ, weight of the distances between a class's proxies
+        lr: of the proxies; None: the network's
+        seed: of the first proxies
+        variant: published: wrong axes
+    """
 
     def __init__(
         self,

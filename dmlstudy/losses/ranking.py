@@ -94,7 +94,12 @@ def _with_query(positives: Tensor, negatives: Tensor) -> Tensor:
 
 # %% ../../nbs/52_losses.ranking.ipynb #04352ff3
 class SmoothAPLoss(_RankingLoss, name="smooth_ap"):
-    "1 - average precision, ranks counted by sigmoids"
+    """1 - average precision, ranks counted by sigmoids
+
+    Args:
+        tau: temperature of the sigmoid, in cosines
+        variant: published: the query is in its own list
+    """
 
     def __init__(
         self,
@@ -116,7 +121,14 @@ class SmoothAPLoss(_RankingLoss, name="smooth_ap"):
 
 # %% ../../nbs/52_losses.ranking.ipynb #d82ac66e
 class RecallAtKLoss(_RankingLoss, name="recall_at_k"):
-    "1 - recall at k, ranks and their limit k counted by sigmoids; see `floor` for what a perfect ranking has"
+    """1 - recall at k, ranks and their limit k counted by sigmoids; see `floor` for what a perfect ranking has
+
+    Args:
+        ks: how many neighbours are looked at; the mean is taken
+        tau1: temperature of the sigmoid of a rank, in ranks
+        tau2: temperature of the sigmoid of a similarity, in cosines
+        variant: published: the query is in its own list
+    """
 
     def __init__(
         self,
@@ -157,7 +169,15 @@ class RecallAtKLoss(_RankingLoss, name="recall_at_k"):
 
 # %% ../../nbs/52_losses.ranking.ipynb #aaf933d5
 class PNPLoss(_RankingLoss, name="pnp"):
-    "Mean penalty on the negatives that come before a positive"
+    """Mean penalty on the negatives that come before a positive
+
+    Args:
+        kind: penalty on their number: O, Ds, Dq, Iu or Ib
+        alpha: exponent of Dq
+        b: of Ib
+        tau: temperature of the sigmoid, in cosines
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -188,7 +208,15 @@ class PNPLoss(_RankingLoss, name="pnp"):
 
 # %% ../../nbs/52_losses.ranking.ipynb #5ab0b95c
 class SupAPLoss(_RankingLoss, name="supap"):
-    "1 - a lower bound of average precision whose slope does not end where a negative is far ahead"
+    """1 - a lower bound of average precision whose slope does not end where a negative is far ahead
+
+    Args:
+        tau: temperature of the sigmoid, in cosines
+        rho: slope of a negative's count where it is far ahead
+        delta: cosines from which it is far ahead
+        offset: o, its count there
+        variant: published: queries without a positive count, as perfect ones
+    """
 
     def __init__(
         self,
@@ -234,7 +262,16 @@ def _margin_means(pull: Tensor, push: Tensor, pulls: Tensor, pushes: Tensor) -> 
 
 # %% ../../nbs/52_losses.ranking.ipynb #0172b21d
 class ROADMAPLoss(SupAPLoss, name="roadmap"):
-    "SupAP, and margins for the similarities themselves"
+    """SupAP, and margins for the similarities themselves
+
+    Args:
+        lam: share of the margins; that of SupAP is the rest
+        tau: temperature of the sigmoid, in cosines
+        rho: slope of a negative's count where it is far ahead
+        delta: cosines from which it is far ahead
+        offset: its count there
+        variant: published: twice the sum; queries without a positive count, as perfect ones
+    """
 
     def __init__(
         self,
@@ -258,7 +295,12 @@ class ROADMAPLoss(SupAPLoss, name="roadmap"):
 
 # %% ../../nbs/52_losses.ranking.ipynb #9c6f28e5
 class FastAPLoss(_RankingLoss, name="fast_ap"):
-    "1 - average precision of histograms of the squared distance"
+    """1 - average precision of histograms of the squared distance
+
+    Args:
+        bins: equal parts of the squared distances 0 to 4
+        variant: no difference
+    """
 
     def __init__(
         self,
@@ -311,7 +353,18 @@ def contextual_similarity(
 
 # %% ../../nbs/52_losses.ranking.ipynb #b1e73125
 class ContextualLoss(Loss, name="contextual"):
-    "Positives should have the same neighbours, negatives none in common; with margins, and a mean similarity"
+    """Positives should have the same neighbours, negatives none in common; with margins, and a mean similarity
+
+    Args:
+        k: neighbours that are compared, oneself included
+        eps: squared distance by which a neighbour may be farther than the k-th
+        lam: share of the margins; that of the neighbourhoods is the rest
+        pos_margin: cosine at which a positive is near enough
+        neg_margin: cosine at which a negative is far enough
+        gamma: weight of the mean similarity
+        target: what the mean of all cosines should be
+        variant: no difference
+    """
 
     takes_positives = sets_slope = True
 

@@ -40,7 +40,13 @@ def _triplet_weights(
 
 # %% ../../nbs/50_losses.tuples.ipynb #c3c49dc8
 class ContrastiveLoss(PairLoss, name="contrastive"):
-    "Mean distance of positives above one margin plus mean distance of negatives below another, over triplets"
+    """Mean distance of positives above one margin plus mean distance of negatives below another, over triplets
+
+    Args:
+        pos_margin: distance at which a positive is near enough
+        neg_margin: distance at which a negative is far enough
+        variant: published: 1e-6 added to each coordinate of a difference
+    """
 
     uses = "triplets"
 
@@ -73,7 +79,13 @@ class ContrastiveLoss(PairLoss, name="contrastive"):
 
 # %% ../../nbs/50_losses.tuples.ipynb #e85d1b09
 class TripletLoss(Loss, name="triplet"):
-    "Mean hinge of (squared) distance to the positive minus that to the negative plus a margin, over all given triplets"
+    """Mean hinge of (squared) distance to the positive minus that to the negative plus a margin, over all given triplets
+
+    Args:
+        margin: by which the negative should be farther
+        squared: squared distances, as the authors' code; False: as their paper
+        variant: no difference
+    """
 
     uses = "triplets"
     takes_positives = in_blocks = True
@@ -134,7 +146,17 @@ def _margin_of_all(loss: Loss, z: Tensor, beta: Tensor, labels: Tensor) -> Tenso
 
 # %% ../../nbs/50_losses.tuples.ipynb #0b317d96
 class MarginLoss(Loss, name="margin"):
-    "Hinges around a learnable boundary beta, divided by what is active"
+    """Hinges around a learnable boundary beta, divided by what is active
+
+    Args:
+        n_classes: one beta for each class; None: one for all
+        margin: half the width of the gap around beta
+        beta: first value of beta; 0.6 is the other published one
+        beta_lr: learning rate of beta
+        learn_beta: train beta with the network
+        normalizer: divide by the number of triplets with an active term, or of active "pairs"
+        variant: published: distance sqrt(d² + 1e-8)
+    """
 
     uses = "triplets"
     takes_positives = in_blocks = True
@@ -231,7 +253,14 @@ def draw_outside(
 
 # %% ../../nbs/50_losses.tuples.ipynb #3fc6a31b
 class QuadrupletLoss(DrawingLoss, name="quadruplet"):
-    "Triplet hinge plus a hinge of the positive's distance against that of two negatives; without candidates 0"
+    """Triplet hinge plus a hinge of the positive's distance against that of two negatives; without candidates 0
+
+    Args:
+        margin: of the triplet part; the paper's is 1
+        margin_2: of the second part; the paper's is 0.5
+        seed: of the generator that draws the second negatives
+        variant: published: second negatives without regard to labels, all combinations
+    """
 
     uses, takes_positives = "triplets", True
 
@@ -277,7 +306,13 @@ class QuadrupletLoss(DrawingLoss, name="quadruplet"):
 
 # %% ../../nbs/50_losses.tuples.ipynb #781a1d68
 class SNRLoss(Loss, name="snr"):
-    "Mean of the active hinges of a noise-to-signal ratio; the zero-mean term counts whether or not a triplet is active"
+    """Mean of the active hinges of a noise-to-signal ratio; the zero-mean term counts whether or not a triplet is active
+
+    Args:
+        margin: by which the negative's ratio should be greater
+        lam: weight of the zero-mean term; 0 in the published runs with the distance miner
+        variant: no difference
+    """
 
     uses = "triplets"
     takes_positives = in_blocks = True

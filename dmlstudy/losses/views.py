@@ -15,7 +15,13 @@ from .base import PairLoss, log_sum_exp, or_one
 
 # %% ../../nbs/55_losses.views.ipynb #1f705ee7
 class _ContrastLoss(PairLoss):
-    "A softmax over cosines divided by a temperature"
+    """A softmax over cosines divided by a temperature
+
+    Args:
+        temperature: t
+        loss_scale: factor on the loss; None: 1, published: temperature / 0.07
+        variant: published: the factor
+    """
 
     def __init__(
         self,
@@ -37,7 +43,13 @@ class _ContrastLoss(PairLoss):
 
 # %% ../../nbs/55_losses.views.ipynb #83a80939
 class NTXentLoss(_ContrastLoss, name="ntxent"):
-    "Each positive pair against all negatives of its anchor; 0 without a positive or without a negative pair"
+    """Each positive pair against all negatives of its anchor; 0 without a positive or without a negative pair
+
+    Args:
+        temperature: t
+        loss_scale: factor on the loss; None: 1, published: temperature / 0.07
+        variant: published: the factor
+    """
 
     def __init__(
         self,
@@ -54,7 +66,13 @@ class NTXentLoss(_ContrastLoss, name="ntxent"):
 
 # %% ../../nbs/55_losses.views.ipynb #90a13cc9
 class SupConLoss(_ContrastLoss, name="supcon"):
-    "Mean log-probability of an anchor's positives among all others; 0 if no anchor has a positive"
+    """Mean log-probability of an anchor's positives among all others; 0 if no anchor has a positive
+
+    Args:
+        temperature: t
+        loss_scale: factor on the loss; None: 1, published: temperature / 0.07
+        variant: published: the factor; an anchor without a positive counts 0 in the mean
+    """
 
     def __init__(
         self,

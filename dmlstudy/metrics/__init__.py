@@ -154,7 +154,24 @@ def evaluate(
     | None = None,  # in place of labels: (N, M), above 0: relevant; or (N, classes)
     engine: str = "exact",  # of the search: exact; faiss: float32, on a GPU if it can; faiss_ivf: approximate
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, Tensor]]:  # name -> value, in the order asked for
-    "Measure an embedding"
+    """Measure an embedding
+
+    Args:
+        f: raw embeddings, (N, D); of the queries where there is a gallery
+        labels: (N,), integers; None: relevance is given
+        metrics: names, or from `check_names`; None: DEFAULT
+        f_gallery: (M, D); None: each image is searched among the others
+        labels_gallery: (M,)
+        normalize: measure on the unit sphere; norms are always of the raw embeddings
+        singletons: queries with nothing to find: miss (they count as 0) or skip (they are left out)
+        kmeans_restarts: k-means runs; of two or more, the mean, and the spread as <name>_std
+        seed: of k-means
+        budget: bytes for the scores and candidates of the search at a time
+        progress: show a bar for work of more than some seconds
+        per_query: return also each query's retrieval metrics, and its nearest image as "nearest"
+        relevance: in place of labels: (N, M), above 0: relevant; or (N, classes)
+        engine: of the search: exact; faiss: float32, on a GPU if it can; faiss_ivf: approximate
+    """
     lookup("treatment of singletons", singletons, ("miss", "skip"))
     lookup("engine", engine, ENGINES)
     own = f_gallery is None and labels_gallery is None

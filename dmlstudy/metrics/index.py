@@ -25,7 +25,14 @@ def make_index(
     probes: int | None = None,  # lists that are searched; None: one in 128, at least 8
     k: int = 1,  # most neighbours that will be asked for: a GPU gives 2,048
 ):  # an index of faiss, by squared distance
-    "Build an index of faiss, on a GPU where faiss has one"
+    """Build an index of faiss, on a GPU where faiss has one
+
+    Args:
+        points: gallery, (M, D) float32
+        engine: faiss (all points), or faiss_ivf (the points of some lists)
+        probes: lists that are searched; None: one in 128, at least 8
+        k: most neighbours that will be asked for: a GPU gives 2,048
+    """
     lookup("index", engine, ENGINES[1:])
     check_numbers("index", least=1, whole=True, none=True, probes=probes)
     try:

@@ -47,7 +47,14 @@ def make_head(
     dim: int,  # dimension of the embedding
     rng: torch.Generator,  # for the new weights
 ) -> nn.Sequential:
-    "New last layers"
+    """New last layers
+
+    Args:
+        name: name in HEADS, with a ridge where it is fitted, as "lda:0.1"
+        features: dimension of the backbone's output
+        dim: dimension of the embedding
+        rng: for the new weights
+    """
     kind, _, ridge = name.partition(":")
     if kind == "identity" and dim != features:
         raise ValueError(f"the head 'identity' keeps the {features} features of the network; got dim={dim}")
@@ -123,7 +130,17 @@ def make_model(
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
     bn_affine: bool = True,  # with freeze_bn: its affine weights and biases are trained all the same
 ) -> EmbeddingNet:  # images -> raw embeddings
-    "A network by name"
+    """A network by name
+
+    Args:
+        name: name in MODELS, or timm:NAME for a network of timm
+        dim: dimension of the embedding
+        weights: pre-trained weights of the backbone by name or file; None: new ones
+        freeze_bn: the backbone's batch normalisation keeps its statistics
+        head: name in HEADS
+        rng: for new weights; None: one with seed 0
+        bn_affine: with freeze_bn: its affine weights and biases are trained all the same
+    """
     check_numbers("model", least=1, whole=True, dim=dim)
     rng = rng or generator(0, "model")
     with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator before we draw again

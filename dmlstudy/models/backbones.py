@@ -283,7 +283,14 @@ def make_backbone(
     rng: torch.Generator | None = None,  # for random weights; None: one with seed 0
     pool: str = "avg",  # avg, or double: average plus maximum
 ) -> nn.Module:  # images (B, 3, H, W) -> features (B, dim); has the attribute dim
-    "A network from images to pooled features"
+    """A network from images to pooled features
+
+    Args:
+        name: resnet50, resnet50_cifar, googlenet, bninception, or timm:NAME
+        weights: imagenet, a torchvision name such as IMAGENET1K_V2, or a file; None: new ones
+        rng: for random weights; None: one with seed 0
+        pool: avg, or double: average plus maximum
+    """
     rng = rng or generator(0, "model")
     named = isinstance(weights, str) and weights.isidentifier()
     if name.startswith("timm:"):

@@ -79,7 +79,13 @@ def make_convnet(
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
     name: str = "convnet",  # name in CONVNETS
 ) -> ConvNet:
-    "A backbone of the embedded sets"
+    """A backbone of the embedded sets
+
+    Args:
+        weights: the pre-trained weights that ship with the package; None: new ones
+        rng: for new weights; None: one with seed 0
+        name: name in CONVNETS
+    """
     net = init_weights(ConvNet(name), rng or generator(0, "convnet"))
     shipped = '"glyphs" (shipped) or ' if name not in SIDES else ""
     if weights not in (("glyphs", None) if shipped else (None,)):

@@ -97,7 +97,13 @@ def make_lite0(
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
     trained_from: int = 7,  # first of the blocks 0 to 6 that is trained with the tail; 7: none
 ) -> Lite0:
-    "The backbone of the photographs"
+    """The backbone of the photographs
+
+    Args:
+        weights: of the optional package; None: new ones
+        rng: for new weights; None: one with seed 0
+        trained_from: first of the blocks 0 to 6 that is trained with the tail; 7: none
+    """
     net = seeded(partial(Lite0, trained_from), rng or generator(0, "model"))
     if weights is None:
         return net

@@ -34,5 +34,13 @@ def make_sampler(
     seed: int = 0,  # of all draws
     **hyperparameters,  # the sampler's own, such as samples_per_class
 ) -> LabelSampler:  # for DataLoader(batch_sampler=...); its `bank` is a MemoryBank or None
-    "A batch sampler by name"
+    """A batch sampler by name
+
+    Args:
+        name: name in SAMPLERS
+        labels: (N,), integers: the class of each image of the data set
+        batch_size: images in a batch
+        seed: of all draws
+        hyperparameters: the sampler's own, such as samples_per_class
+    """
     return make_named("sampler", name, SAMPLERS, labels, batch_size, seed, **hyperparameters)

@@ -122,7 +122,20 @@ class _PlannedSampler(LabelSampler):
 
 # %% ../../nbs/21_samplers.embedded.ipynb #166d760f
 class EmbeddedSampler(_PlannedSampler):
-    "Frame of the samplers that look at embeddings; a subclass says how one batch is selected"
+    """Frame of the samplers that look at embeddings; a subclass says how one batch is selected
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set
+        batch_size: b, images in a batch, a multiple of samples_per_class
+        samples_per_class: n, images of each seed's or each drawn class
+        bank: embeddings of all N images; None: its own of `dim`, on the CPU
+        dim: D
+        big_batch: b*, images that one batch is selected from
+        variant: or "published": what the authors' released code does
+        refresh: select all batches at the start of an "epoch", or each "batch" when asked for
+        project_dim: dimension of the random projection before selecting; None: no projection
+        batches: batches in an epoch; None: N // b
+    """
 
     def __init__(
         self,
@@ -241,7 +254,12 @@ class GCSampler(EmbeddedSampler):
 
 # %% ../../nbs/21_samplers.embedded.ipynb #9975ef57
 class D2Sampler(GCSampler):
-    "D2 coreset: typical seeds far from each other, each with mates of its class"
+    """D2 coreset: typical seeds far from each other, each with mates of its class
+
+    Args:
+        power: λ, how much distance counts against density
+        frame: the arguments of EmbeddedSampler
+    """
 
     def __init__(
         self,

@@ -65,7 +65,11 @@ class ImagesByClass:
 
 # %% ../../nbs/20_samplers.label.ipynb #6641e926
 class EpochSampler(Sampler[list[int]]):
-    "Passes, epochs and resuming; a subclass says what batch i of an epoch is"
+    """Passes, epochs and resuming; a subclass says what batch i of an epoch is
+
+    Args:
+        length: batches in an epoch
+    """
 
     def __init__(
         self,
@@ -107,7 +111,14 @@ class EpochSampler(Sampler[list[int]]):
 
 # %% ../../nbs/20_samplers.label.ipynb #8b4cbb33
 class LabelSampler(EpochSampler):
-    "Frame of all samplers: classes, batch size and randomness; a subclass says how one batch is drawn"
+    """Frame of all samplers: classes, batch size and randomness; a subclass says how one batch is drawn
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set
+        batch_size: b, images in a batch, a multiple of samples_per_class
+        samples_per_class: n, images drawn of each class of a batch
+        batches: batches in an epoch; None: N // b
+    """
 
     bank = None  # samplers that look at embeddings keep a memory bank here
 
@@ -166,7 +177,16 @@ def _usable_classes(
 
 # %% ../../nbs/20_samplers.label.ipynb #40e2c660
 class SPCSampler(LabelSampler):
-    "SPC-n: b/n classes, n images of each"
+    """SPC-n: b/n classes, n images of each
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set
+        batch_size: b, images in a batch, a multiple of samples_per_class
+        samples_per_class: n, images drawn of each class of a batch
+        replacement: classes and images may repeat, as published; False: both unique
+        short: a class with fewer than n images: "repeat" them, "drop" it, or "raise"
+        batches: batches in an epoch; None: N // b
+    """
 
     def __init__(
         self,
@@ -197,7 +217,14 @@ class SPCSampler(LabelSampler):
 
 # %% ../../nbs/20_samplers.label.ipynb #38b7c479
 class SPCRSampler(LabelSampler):
-    "SPC-R: b − 1 images of random classes, and one more of the class of one of them"
+    """SPC-R: b − 1 images of random classes, and one more of the class of one of them
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set
+        batch_size: b, images in a batch, a multiple of samples_per_class
+        samples_per_class: n; only the divisibility of b by it is asked
+        batches: batches in an epoch; None: N // b
+    """
 
     def __init__(
         self,
@@ -220,7 +247,14 @@ class SPCRSampler(LabelSampler):
 
 # %% ../../nbs/20_samplers.label.ipynb #6e2a7f2a
 class ShuffleSampler(LabelSampler):
-    "b images at random, whatever their classes, none twice in an epoch"
+    """b images at random, whatever their classes, none twice in an epoch
+
+    Args:
+        labels: (N,), integers: the class of each image of the data set; only N matters
+        batch_size: b, images in a batch
+        samples_per_class: n, not used
+        batches: batches in an epoch, at most N // b; None: N // b
+    """
 
     def __init__(
         self,

@@ -16,7 +16,12 @@ from .label import ImagesByClass
 
 # %% ../../nbs/22_samplers.matching.ipynb #5f4a1bbc
 class MatchingSampler(EmbeddedSampler):
-    "Frame of the samplers that take the best of some candidates; a subclass says what a candidate costs"
+    """Frame of the samplers that take the best of some candidates; a subclass says what a candidate costs
+
+    Args:
+        candidates: m, batches that one is chosen from
+        frame: the arguments of EmbeddedSampler
+    """
 
     def __init__(
         self,

@@ -489,7 +489,15 @@ def fit(
     hooks: Sequence | None = None,  # such as Progress(); a Guard and, with a folder, a Checkpoint are always there
     workers: int | None = None,  # processes that decode images on disk; None: a GPU's share of the cores, at most 8
 ) -> dict:  # the record
-    "Train and measure one run; equal runs give equal records, on a GPU but for its rounding"
+    """Train and measure one run; equal runs give equal records, on a GPU but for its rounding
+
+    Args:
+        run: as from `make_run`
+        device: None: a GPU if there is one
+        folder: for checkpoints, and weights at the end; None: nothing is written
+        hooks: such as Progress(); a Guard and, with a folder, a Checkpoint are always there
+        workers: processes that decode images on disk; None: a GPU's share of the cores, at most 8
+    """
     began, device = time.perf_counter(), torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if folder := Path(folder) if folder else None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,13 @@ def embed(
     size: int | None = None,  # images at a time; None: 2048, and 112 where each is transformed
     transform: Callable | None = None,  # image, generator -> tensor; None: of files, resnet50's test transform
 ) -> Tensor:  # f (N, dim), raw, on the model's device
-    "Embed images in evaluation mode"
+    """Embed images in evaluation mode
+
+    Args:
+        data: a split, or its images (N, ...); of images in views the first is taken
+        size: images at a time; None: 2048, and 112 where each is transformed
+        transform: image, generator -> tensor; None: of files, resnet50's test transform
+    """
     images, device, training = getattr(data, "images", data), next(model.parameters()).device, model.training
     if isinstance(images, Tensor) and transform is None:
         images = images[:, 0] if isinstance(data, Split) else images
