@@ -74,6 +74,8 @@ class Loss(nn.Module):
         _check_call(self, f, triplets)
         if not len(f):
             return zero(as_float(f))
+        if not torch.compiler.is_compiling() and f.is_inference() and torch.is_grad_enabled():
+            f = f.clone()  # of a frozen network, for a loss whose own parameters train
         with no_autocast(f):
             return self.value(unit(f) if self.normalizes else as_float(f), labels, triplets) + _watch(f)
 

@@ -22,6 +22,7 @@ from .label import LabelSampler
 class MemoryBank:
     "One embedding for each image of a data set, as the network last gave it"
 
+    @torch.inference_mode(False)  # it is written to elsewhere
     def __init__(
         self,
         n: int,  # images in the data set
