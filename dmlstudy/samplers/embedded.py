@@ -94,7 +94,7 @@ def _check_bank(bank: MemoryBank) -> None:  # raises ValueError
     "Refuse to select from a bank with embeddings missing or not finite; warn of those it was given"
     if skipped := int(bank.skipped):
         bank.skipped.zero_()
-        warnings.warn(f"{skipped} embeddings were not finite: the bank keeps the earlier ones", stacklevel=4)
+        warnings.warn(f"embeddings not finite: {skipped}. The bank keeps the earlier ones", stacklevel=4)
     if missing := int((~bank.known).sum()):
         raise ValueError(f"the bank lacks {missing} of {len(bank)} embeddings: give them by bank.fill(f)")
     _check_finite(bank.f, "in the bank")
