@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..distances import check_batch, shared_labels
+from ..distances import check_batch, check_finite, shared_labels
 from .neighbours import as_points, nearest
 
 # %% ../../nbs/71_metrics.retrieval.ipynb #7fb8432f
@@ -43,10 +43,7 @@ def check_embeddings(
         raise ValueError(f"there are no {what} to measure: shape {tuple(f.shape)}")
     if not f.shape[1]:
         raise ValueError(f"{what} need at least one dimension; got shape {tuple(f.shape)}")
-    if not torch.stack(f.aminmax()).isfinite().all():
-        rows = (~f.isfinite().all(1)).nonzero().flatten()
-        first = ", ".join(str(int(i)) for i in rows[:5])
-        raise ValueError(f"{len(rows)} of {len(f)} {what} hold NaN or infinity; first rows: {first}")
+    check_finite(f, what)
     return f, labels.long()
 
 # %% ../../nbs/71_metrics.retrieval.ipynb #fdda88ea

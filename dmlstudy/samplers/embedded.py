@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core import check_numbers, generator, lookup
-from ..distances import as_float
+from ..distances import as_float, check_finite
 from .label import LabelSampler
 
 # %% ../../nbs/21_samplers.embedded.ipynb #0c37f396
@@ -84,12 +84,6 @@ def last_of_each(
     return position.new_zeros(n).scatter_reduce_(0, indices, position, "amax")[indices]
 
 # %% ../../nbs/21_samplers.embedded.ipynb #438c9993
-def _check_finite(f: Tensor, where: str) -> None:  # raises ValueError
-    "Refuse embeddings that are not finite"
-    if bad := int((~f.isfinite()).any(1).sum()):
-        raise ValueError(f"{bad} of {len(f)} embeddings {where} are not finite")
-
-
 def _check_bank(bank: MemoryBank) -> None:  # raises ValueError
     "Refuse to select from a bank with embeddings missing or not finite; warn of those it was given"
     if skipped := int(bank.skipped):
@@ -97,7 +91,7 @@ def _check_bank(bank: MemoryBank) -> None:  # raises ValueError
         warnings.warn(f"embeddings not finite: {skipped}. The bank keeps the earlier ones", stacklevel=4)
     if missing := int((~bank.known).sum()):
         raise ValueError(f"the bank lacks {missing} of {len(bank)} embeddings: give them by bank.fill(f)")
-    _check_finite(bank.f, "in the bank")
+    check_finite(bank.f, "embeddings in the bank")
 
 # %% ../../nbs/21_samplers.embedded.ipynb #7fd2c79d
 class _PlannedSampler(LabelSampler):
@@ -191,7 +185,7 @@ def centred(
 ) -> Tensor:  # (M, D or project_dim), at least float32, mean 0
     "Embeddings of a big batch for selecting from, where only differences count"
     x = as_float(bank.f[images.to(bank.f.device)])
-    _check_finite(x, "of a big batch")
+    check_finite(x, "embeddings of a big batch")
     if project_dim is not None:
         bound = x.shape[1] ** -0.5  # weights as of a new linear layer without bias
         w = (2 * torch.rand(x.shape[1], project_dim, generator=g) - 1) * bound

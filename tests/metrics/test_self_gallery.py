@@ -14,7 +14,10 @@ from dmlstudy.metrics.space import inter, intra, ratio
 
 NAMES = ["recall@1", "recall@4", "precision@4", "map@r", "map_c", "r_precision", "norm_mean"]
 LABELS = torch.arange(60) // 3
-F = torch.randn(60, 5, generator=generator(0, "self")) + 0.5 * torch.randn(20, 5, generator=generator(1, "self"))[LABELS]
+F = (
+    torch.randn(60, 5, generator=generator(0, "self"))
+    + 0.5 * torch.randn(20, 5, generator=generator(1, "self"))[LABELS]
+)
 
 
 @pytest.mark.parametrize("normalize", [True, False])

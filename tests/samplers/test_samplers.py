@@ -264,7 +264,7 @@ def test_bank_is_refused_until_it_is_full_and_finite():
             sampler.batch(0, 0)
     sampler.bank.fill(embeddings())
     sampler.bank.f[[3, 5], 0] = torch.inf
-    with pytest.raises(ValueError, match="2 of 240 embeddings in the bank are not finite"):
+    with pytest.raises(ValueError, match="2 of 240 embeddings in the bank hold NaN or infinity; first rows: 3, 5"):
         next(iter(sampler))
 
 
