@@ -92,6 +92,7 @@ Searched = Own(Clipped, axes={"reach": (0.2, 2.0), "samples_per_class": (2, 4)})
 """
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     """Trials in a box of its own axes, then replicates, judged against a baseline at a declared look."""
     search = {"trials": 4, "replicate": 101, "folds": [0], "rule": "window", "lr": [1e-4, 1e-3]}
@@ -215,6 +216,7 @@ mine = Own(Apart, name="My row")
     assert own.extend(file) == ["Together", "My row"]
 
 
+@pytest.mark.slow
 def test_equal_runs_give_equal_records_though_the_loss_draws():
     import torch
 

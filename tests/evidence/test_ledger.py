@@ -524,6 +524,7 @@ def errors_are_as_declared(found: pd.DataFrame, half: float = 0.0377 / 2) -> Non
     assert none["negligible"] > 0.9  # the noise leaves room for a verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["mean", "every"])
 def test_planted_gains_get_their_verdicts_from_records_on(over, tmp_path):
     """None, half the size of interest, the size, twice: record lines, tidy values, verdicts."""
@@ -539,6 +540,7 @@ def test_planted_gains_get_their_verdicts_from_records_on(over, tmp_path):
     errors_are_as_declared(shares(question, written(tmp_path, methods, values)))
 
 
+@pytest.mark.slow
 def test_planted_correlations_get_their_verdicts_from_records_on(tmp_path):
     rng = np.random.default_rng(8)
     question = next(q for q in asked(LEDGER) if q["id"] == "W5")

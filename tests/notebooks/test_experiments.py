@@ -66,6 +66,7 @@ def test_a_question_asks_for_what_it_reads(path):
     assert {*re.findall(r'experiment_records\("(\w+)"', code)} <= asked
 
 
+@pytest.mark.slow
 def test_papermill_runs_a_question(tmp_path, monkeypatch):
     """What is missing is trained, merged into the profile's records, and drawn; the second time nothing is trained."""
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
@@ -81,6 +82,7 @@ def test_papermill_runs_a_question(tmp_path, monkeypatch):
     assert "Softmax" in (tmp_path / "outputs/drill/tables/roth_table2.md").read_text()
 
 
+@pytest.mark.slow
 def test_papermill_runs_single(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     fields = {"dataset": "glyphs_many", "method": "Triplet (S)", "steps": 4, "eval_every": 2, "lr": 1e-3}

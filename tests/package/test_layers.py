@@ -96,6 +96,7 @@ def test_reading_records_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.slow
 def test_every_module_imports_alone():
     names = ["dmlstudy." + module_of(p) if module_of(p) else "dmlstudy" for p in MODULES]
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
