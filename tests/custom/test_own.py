@@ -216,7 +216,6 @@ mine = Own(Apart, name="My row")
     assert own.extend(file) == ["Together", "My row"]
 
 
-@pytest.mark.slow
 def test_equal_runs_give_equal_records_though_the_loss_draws():
     import torch
 
@@ -227,7 +226,7 @@ def test_equal_runs_give_equal_records_though_the_loss_draws():
             return ((f + 0.1 * torch.rand_like(f)) ** 2).mean()
 
     own.register(Noisy())
-    run = make_run(method="Noisy", steps=6, eval_every=6, images_per_class=4, batch_size=24)
+    run = make_run(method="Noisy", steps=2, eval_every=2, images_per_class=4, batch_size=24)
     strip = lambda record: {name: part for name, part in record.items() if name != "made"}
     first = strip(fit(run, "cpu"))
     torch.rand(5)
