@@ -13,10 +13,10 @@ from grids import each
 
 from dmlstudy.core import asset
 from dmlstudy.methods import METHODS
-from dmlstudy.records import batch_file, folder_of
+from dmlstudy.records import folder_of, recorded_keys
 from dmlstudy.report import DRAWN
 from dmlstudy.stats import t_interval
-from dmlstudy.study import PROFILES, methods_of
+from dmlstudy.study import PROFILES, all_runs, jobs_of, methods_of
 from dmlstudy.tables import experiment_records, sampler_name, study_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,13 @@ BESIDE = {"omniglot_few": ["omniglot_all"]}  # tables that stand in a notebook b
 SWEEPS = {"roth_samplers": "samplers", "roth_fig3": "samplers", "roth_fig7": "switch"}
 SWEEPS |= {"roth_corrections": "corrections", "sec_main": "sec_main", "roth_memorization": "memorization"}
 SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup", "sec_grid": "sec_grid", "sec_why": "sec_why"}
-SWEEPS |= {"sec_table2": "sec_weights", "sec_table5": "sec_heads", "sec_fig1": "sec_norms", "sec_fig2": "sec_norms"}
+SWEEPS |= {
+    "sec_table4": "sec_main",
+    "sec_table2": "sec_weights",
+    "sec_table5": "sec_heads",
+    "sec_fig1": "sec_norms",
+    "sec_fig2": "sec_norms",
+}
 SWEEPS |= {"sec_optimizers": "sec_optimizers", "sec_table1": "simclr", "sec_attributes": "sec_norms"}
 
 
@@ -86,6 +92,11 @@ def stems(path: Path) -> list[str]:
 
 
 @cache
+def recorded() -> set[str]:
+    return recorded_keys()
+
+
+@cache
 def found(experiment: str) -> tuple:
     return experiment_records(experiment, "glyphs")
 
@@ -99,9 +110,9 @@ def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
     if path.stem in ("papers", "protocol", "roth_toys", "search"):
         return True
-    if path.stem == "sec_table4":
-        return batch_file("glyphs").is_file() and bool(study_records("glyphs", ["TML"])[0])
-    return batch_file("glyphs").is_file() and bool(found(SWEEPS.get(path.stem, "objectives"))[0])
+    methods = ["TML"] if path.stem == "sec_table4" else []
+    asked = all_runs(jobs_of("glyphs", [SWEEPS.get(path.stem, "objectives")], methods=methods))
+    return bool({run.key() for run in asked} & recorded())
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from grids import each
 from work import calls
 
 from dmlstudy import records
@@ -172,8 +173,8 @@ def test_a_record_of_659_classes_and_6_evaluations_is_small():
     assert [v.tolist() for v in records.class_hits(found, "last")] == [hits["2000"], n]
 
 
-@pytest.mark.parametrize("file", sorted(COMMITTED.parent.glob("*.jsonl")), ids=lambda file: file.stem)
-def test_committed_records_say_what_made_them_and_are_small(file):
+@each("name, file", lambda: {file.stem: file for file in sorted(COMMITTED.parent.glob("*.jsonl"))})
+def test_committed_records_say_what_made_them_and_are_small(name, file):
     """Those that name their code come from a commit, and know their weights; 8 KB a record on average."""
     found = whole(file)
     assert file.stat().st_size <= min(8000 * len(found), 5_000_000)
