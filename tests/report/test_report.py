@@ -11,7 +11,6 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 
 import matplotlib.pyplot as plt
-import nbformat
 import pandas as pd
 import psutil
 import pytest
@@ -249,6 +248,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_killed_while_it_draws(tmp_path, monkeypatch):
     """Nothing is left in the temporary folder, and what is left beside the outputs goes with the next batch."""
+    import nbformat
+
     cells = [nbformat.v4.new_code_cell("", metadata={"tags": ["parameters"]})]
     code = "import os, time\nfrom pathlib import Path\nPath('drawing').write_text(str(os.getpid()))\ntime.sleep(99)"
     kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
@@ -273,6 +274,8 @@ def test_killed_while_it_draws(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_notebook_that_takes_its_process_along_is_named_and_the_others_are_drawn(tmp_path, monkeypatch):
+    import nbformat
+
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
     for name, code in (("dies", "import os\nos._exit(3)"), ("fails", "print('a')\n{}['b']"), ("works", "6 * 7")):
