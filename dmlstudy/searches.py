@@ -33,9 +33,7 @@ def _with_weight(method: str, fields: Mapping, search: Mapping) -> dict:
 def choices(
     profile: str,  # name in PROFILES, whose search has `budgets`
     records: Iterable[Mapping],  # of its trials
-) -> (
-    pd.DataFrame
-):  # dataset, method, search, choice, fitted (share explained), edges (not weight 0), weak, fields
+) -> pd.DataFrame:  # dataset, method, search, choice, fitted (share explained), edges (not weight 0), weak, fields
     "Return what each complete search chose, by best trial and by surface"
     p, by_key, rows = PROFILES[profile], {record["key"]: record for record in records}, []
     for dataset, method, (s, at) in product(p.datasets, p.methods, enumerate(p.searches)):
