@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from edge_batches import CLASSES, DIM, FINITE
-from grids import each
 from far_device import FAR, Far, Mixed, Wait
+from grids import each
 from miniatures import accept, build
 
 from dmlstudy import feeds, train
