@@ -55,6 +55,9 @@ LEDGER = Recipes({2: read_ledger})
 
 
 def git(*words: str) -> subprocess.CompletedProcess:
+    """Ask the history; claims and records are compared by their commits, so all of it must be here."""
+    shallow = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"], capture_output=True)
+    assert shallow.stdout.strip() != b"true", "these tests need the whole history: git fetch --unshallow"
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
 
 
