@@ -722,17 +722,18 @@ def test_records_that_came_with_the_project_count_as_recorded(study, undisturbed
 
 
 def test_progress_on_a_terminal(study, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    (run,) = all_runs(jobs_of("smoke", methods=["Softmax"]))
-    records.run_folder(run).mkdir(parents=True)
-    with FileLock(records.run_folder(run) / "lock"):
-        batch._note(run, "begun")
-        progress = batch.BatchProgress([run], lambda run: 60.0, 1)
-        said = {"step": 150, "steps": 200, "scores": {"validation recall@1": "50.0 %"}}
-        (records.run_folder(run) / "progress.json").write_text(json.dumps(said))
-        progress.live = True
-        progress.show()
-        progress.say("a line that stays")
-    out = capsys.readouterr().out
-    assert "step 150 of 200, validation recall@1 50.0 %\n" in out
-    assert "\x1b[2A\x1b[J" in out and out.endswith("a line that stays\n")
+    """A bar with the time that is left by the runs of this batch, and lines that stay."""
+    runs, now = all_runs(jobs_of("smoke", methods=["Softmax", "NPair"])), [0.0]
+    monkeypatch.setattr(batch.time, "perf_counter", lambda: now[0])
+    progress = batch.BatchProgress(runs, lambda run: 60.0 if run == runs[0] else 600.0, 1)
+    assert progress.ahead() == 660.0
+    now[0] = 90.0
+    progress.show(runs[0])  # took one and a half times as long as those before
+    assert progress.ahead() == 900.0
+    progress.bar.refresh()
+    progress.say("a line that stays")
+    progress.failure(runs[1], "ValueError: no")
+    progress.bar.close()
+    out, shown = capsys.readouterr()
+    assert out.startswith("a line that stays\nfailed: ") and progress.ahead() == 0
+    assert "1 of 2 runs |" in shown and "about 15:00 min to go" in shown
