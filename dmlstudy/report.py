@@ -151,11 +151,13 @@ def draw(tasks: Sequence[tuple], workers: int | None = None) -> list[Failure]:  
     return failures
 
 # %% ../nbs/97_report.ipynb #0b80a312
+_NAMES = "alpha beta gamma eta lambda mu pi rho sigma tau pm times cdot le ge to infty ell".split()
+_LETTERS = dict(zip(_NAMES, "α β γ η λ μ π ρ σ τ ± × · ≤ ≥ → ∞ ℓ".split(), strict=True))
+
+
 def plain_math(text: str) -> str:
     "Short formulas, $...$, as text with letters"
-    from IPython.core.latex_symbols import latex_symbols
-
-    letter = lambda found: latex_symbols.get(found[0], found[1])
+    letter = lambda found: _LETTERS.get(found[1], found[1])
     words = lambda text: re.sub(r"\\(text|mathrm|operatorname)\b", "", text)
     inner = lambda found: re.sub(r"[{}]", "", re.sub(r"\\([a-zA-Z]+)", letter, words(found[1])))
     return re.sub(r"\$([^$\n]+)\$", inner, text)

@@ -473,23 +473,22 @@ def test_stale_record_in_a_batch(study):
     assert "steps: asked 40, recorded 7" in failure.why and failure.key == run.key()
 
 
-def test_a_damaged_file_of_records_is_named_and_mended(study, undisturbed):
+def test_a_damaged_file_of_records_stops_every_command(study, undisturbed):
+    """File, line and the way back are named, and nothing is written; restored, the batch goes on."""
     shutil.copytree(undisturbed.folder / "outputs", study.folder / "outputs")
     file = records.batch_file("drill")
     whole = file.read_text()
     lines = whole.splitlines()
-    damaged = "\n".join([lines[0], "", "5", "no record", *lines[1:-1], lines[-1][:500]]) + "\n\n"
-    file.write_text(damaged)
-    status, told = study.call("tables", "--profile", "drill")
-    assert status == 0 and f"dmlstudy: {file}, line 3 (and 2 more lines): it is not a record" in told, told
-    assert "3 records, 1 notebooks" in told and file.read_text() == damaged
-    status, told = study.call("run", *ASKED, "--dry-run")
-    assert status == 0 and "0 runs on 2 workers" in told and file.read_text() == damaged
+    for damaged, number in (("\n".join([lines[0], "no record", *lines[1:]]), 2), (whole[:-500], len(lines))):
+        file.write_text(damaged)
+        for words in (("tables", "--profile", "drill"), ("run", *ASKED)):
+            status, told = study.call(*words)
+            wanted = f"dmlstudy: {file}, line {number}: it is not a record"
+            assert status == 2 and wanted in told and f"git checkout -- {file}" in told, told
+            assert file.read_text() == damaged and not [*file.parent.glob("*.aside-*")]
+    file.write_text(whole)
     status, told = study.call("run", *ASKED)
-    assert status == 0 and "3 lines are set aside" in told and "line 3: it is not a record" in told, told
-    assert file.read_text() == whole
-    (kept,) = file.parent.glob("drill.jsonl.aside-*")
-    assert kept.name in told and kept.read_text() == "\n".join(["5", "no record", lines[-1][:500]]) + "\n"
+    assert status == 0 and file.read_text() == whole, told
 
 
 def test_lines_leave_only_by_name(study, undisturbed):
@@ -716,7 +715,7 @@ def test_records_that_came_with_the_project_count_as_recorded(study, undisturbed
     status, told = study.call("run", *ASKED, "--fresh")
     assert status == 0 and "4 runs trained anew, 1 of them with other values" in told, told
     assert f"({first['key']})\n    test/nmi: differs by up to 0.25\n" in told and told.count("differs") == 1
-    assert "1 lines are set aside" in told and len([*file.parent.glob("drill.jsonl.aside-*")]) == 1
+    assert "1 lines have other values now" in told and len([*file.parent.glob("drill.jsonl.aside-*")]) == 1
     assert study.results() == undisturbed.results() and set(study.trained().values()) == {1}
     assert not (study.folder / "outputs/fresh").exists()
 
