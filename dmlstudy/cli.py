@@ -28,7 +28,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
-from . import __version__
+from . import _EXTRAS, __version__
 from .core import Run, cache_dir, duration, is_folder, lookup, names, numbers, outputs
 
 if TYPE_CHECKING:
@@ -382,6 +382,10 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
+    if "budgets" in profile.search and not args.dry_run:
+        from dmlstudy.searches import train_searches
+
+        return _end(args.profile, train_searches(args.profile, args.jobs), began)
     jobs, draws = [], profile.trial_draws
     for switched in (False, True):  # switched rows have the rates of the others
         stage = []
@@ -543,7 +547,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
         return _serve(kept, args.port, args.k)
     if not args.image:
         raise ValueError("name images to find the nearest to, or give --serve for a page in a browser")
-    found = find(kept, [*dict.fromkeys(args.image)], args.k)
+    found = find(kept, [*dict.fromkeys(args.image)], args.k, args.engine)
     for query, rows in found.groupby("query", sort=False):
         shown = rows[["distance", "class", "image"]].to_string(index=False, float_format=lambda v: f"{v:.3f}")
         print(query, shown, sep="\n")
@@ -730,6 +734,9 @@ _FIND_OPTIONS = {
     "image": _option("image", "files to find the nearest images to", nargs="*", metavar="IMAGE"),
     "model": _option("--model", "folder of the model, as `run --datasets folder:DIR` names it", required=True),
     "k": _option("--k", "images to find (default: 8)", type=int, default=8),
+    "engine": _option(
+        "--engine", "exact, or faiss_ivf: an approximate index for millions of images", default="exact", metavar="NAME"
+    ),
     "serve": _switch("--serve", "open a page in the browser of this machine, where pictures are dropped"),
     "port": _option("--port", "of that page (default: 8765; 0: any)", type=int, default=8765),
     "picture": _option("--picture", "draw them there, such as found.png", metavar="FILE"),
@@ -754,7 +761,7 @@ COMMANDS = {  # name -> function and options
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels label gallery gallery_labels relevance metrics no_intervals csv"),
-    "search": (_search, "image model k picture serve port"),
+    "search": (_search, "image model k engine picture serve port"),
     "list": (_list, ""),
 }
 
@@ -800,10 +807,13 @@ def main(
         said = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) and error.strerror else error
         print(f"dmlstudy: {said}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
         return 2
-    except ModuleNotFoundError as error:
-        if (error.name or "dmlstudy").startswith("dmlstudy"):
+    except ImportError as error:
+        module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if module in ("", "dmlstudy") and "pip install" not in str(error):
             raise
-        print(f"dmlstudy: this needs {error.name}: pip install 'dmlstudy[study]'", file=sys.stderr)
+        extra = next((e for e in ("formats", "faiss", "dask", "timm") if module in _EXTRAS[e]), "study")
+        said = f"this needs {module}: pip install 'dmlstudy[{extra}]'" if module else error
+        print(f"dmlstudy: {said}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if "home directory" not in str(error):
