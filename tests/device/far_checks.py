@@ -9,6 +9,7 @@ import pytest
 import torch
 from edge_batches import CLASSES, DIM, FINITE
 from far_device import FAR, Far, Mixed, Wait
+from grids import each
 from miniatures import accept, build
 
 from dmlstudy import feeds, train
@@ -101,8 +102,8 @@ def test_methods(far, method, variant):
     torch.testing.assert_close(x.grad.cpu(), gradient)
 
 
-@pytest.mark.parametrize("batch", FINITE)
 @pytest.mark.parametrize("name", LOSSES)
+@each("batch", FINITE)
 def test_losses_on_odd_batches(far, name, batch):
     f, labels = FINITE[batch]
     make = lambda: make_loss(name, CLASSES, DIM)
