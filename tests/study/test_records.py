@@ -203,16 +203,19 @@ def test_two_that_merge_at_once_lose_nothing(tmp_path, monkeypatch):
 def test_a_wait_says_for_whom_and_since_when(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     code = (
-        "import sys, time\nfrom dmlstudy import records\n"
-        "with records._held(records.batch_file('drill'), print):\n    print('held', flush=True)\n    time.sleep(8)"
+        "import sys\nfrom dmlstudy import records\nwith records._held(records.batch_file('drill'), print):\n"
+        "    print('held', flush=True)\n    sys.stdin.readline()"
     )
-    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "held\n"
-    told = []
-    run = make_run(seed=1)
-    records.merge_records(
-        batch_file("drill"), [{"key": run.key(), "run": asdict(run), "curves": {}, "made": {}}], told.append
-    )
+    told, run = [], make_run(seed=1)
+
+    def tell(text: str) -> None:
+        told.append(text)
+        other.stdin.write("\n")  # which ends it
+        other.stdin.flush()
+
+    records.merge_records(batch_file("drill"), [{"key": run.key(), "run": asdict(run), "curves": {}, "made": {}}], tell)
     assert f"process {other.pid} on " in told[0] and " since 2" in told[0] and len([*each_record("drill")]) == 1
     other.wait()
 
