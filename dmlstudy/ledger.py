@@ -20,7 +20,7 @@ from .core import Run, asset, lookup
 from .records import class_hits, view_link
 from .sequences import LOOKS, e_value, look_interval, skewness
 from .stats import correlation, crossed_interval
-from .study import PROFILES, all_runs, jobs_of, setting_of, unsearched
+from .study import PROFILES, all_runs, failed_choices, jobs_of, setting_of, unsearched
 from .tables import published, row_order, study_records
 from .verdicts import against_print, e_bh, every_interval, over_sets, printed_interval, verdict
 
@@ -245,7 +245,9 @@ def judged(
     ledger: Mapping,  # as from `read_ledger`
     values: pd.DataFrame,  # as from `tidy`, with all settings
     records: Sequence[Mapping] = (),  # of these values, for what is said of new test classes
-) -> pd.DataFrame:  # id, paper, source, statement, of, rule, delta, then as from `judge`, and marked (e-BH at 5 %)
+) -> (
+    pd.DataFrame
+):  # id, paper, source, statement, of, rule, delta, then as from `judge`, failed (choices), marked (e-BH)
     "The verdicts of a ledger"
     names = ("id", "paper", "source", "statement", "of", "rule", "delta")
     values = values.assign(**{n: values[n].astype(str) for n in ("method", "setting")})
@@ -254,7 +256,10 @@ def judged(
         own = with_named_settings(values[values["dataset"] == dataset], ledger.get("settings", {}))
         some = [r for r in records if r["run"]["dataset"] == dataset]
         of[dataset] = own, ledger["cap"], (class_tables(some, values, rules), class_groups(dataset)) if some else None
-    table = pd.DataFrame([{n: q[n] for n in names} | judge(q, *of[q["dataset"]]) for q in asked(ledger)])
+    failed = failed_choices(ledger["profile"])
+    wrong = lambda q: "; ".join(f"{m}: {failed[q['dataset'], m]}" for m in _rows(q) if (q["dataset"], m) in failed)
+    row = lambda q: {n: q[n] for n in names} | judge(q, *of[q["dataset"]]) | {"failed": wrong(q)}
+    table = pd.DataFrame([row(q) for q in asked(ledger)])
     return table.assign(marked=e_bh(table["e"].to_numpy()))
 
 
@@ -285,6 +290,7 @@ def shown_verdicts(
     told = table["statement"].mask(table["statement"].duplicated(), "")  # once, over all that it is said of
     return table[["id", "statement", "of", "rule"]].assign(
         statement=told,
+        of=table["of"] + table["failed"].map(lambda why: " †" if why else ""),
         **{"effect, these characters": table["effect"].map("{:+.2f} ".format) + _bounds(table, "low", "high")},
         **{"new characters": _bounds(table, "new_low", "new_high")},
         verdict=table["verdict"] + table["marked"].map({True: "*", False: ""}),
@@ -296,7 +302,7 @@ def with_evidence(
     shown: pd.DataFrame,  # with columns id and of, as from `shown_verdicts`
 ) -> pd.DataFrame:
     "Verdicts as a page has them that lies in the folder of tables: each links to its replicates in the explorer"
-    link = lambda r: f"[{r.id}]({view_link('claims', '../', claim=r.id, of=r.of)})"
+    link = lambda r: f"[{r.id}]({view_link('claims', '../', claim=r.id, of=r.of.removesuffix(' †'))})"
     return shown.assign(id=[link(row) for row in shown.itertuples()])
 
 # %% ../nbs/96_ledger.ipynb #4e2e6b46
