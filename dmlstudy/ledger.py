@@ -247,7 +247,7 @@ def judged(
     records: Sequence[Mapping] = (),  # of these values, for what is said of new test classes
 ) -> (
     pd.DataFrame
-):  # id, paper, source, statement, of, rule, delta, then as from `judge`, failed (choices), marked (e-BH)
+):  # id, paper, source, statement, of, rule, delta, as from `judge`, failed (choices), marked (e-BH)
     "The verdicts of a ledger"
     names = ("id", "paper", "source", "statement", "of", "rule", "delta")
     values = values.assign(**{n: values[n].astype(str) for n in ("method", "setting")})
