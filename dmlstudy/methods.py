@@ -18,6 +18,7 @@ ROLES = {  # embedded set -> the published set that it is a stand-in for
     "glyphs_cross": "cars196",
     "glyphs_many": "sop",
     "glyphs_shop": "inshop",
+    "cars196_crops": "cars196",
 }
 
 
