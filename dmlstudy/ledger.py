@@ -245,9 +245,7 @@ def judged(
     ledger: Mapping,  # as from `read_ledger`
     values: pd.DataFrame,  # as from `tidy`, with all settings
     records: Sequence[Mapping] = (),  # of these values, for what is said of new test classes
-) -> (
-    pd.DataFrame
-):  # id, paper, source, statement, of, rule, delta, as from `judge`, failed (choices), marked (e-BH)
+) -> pd.DataFrame:  # id, paper, source, statement, of, rule, delta, as from `judge`, failed (choices), marked
     "The verdicts of a ledger"
     names = ("id", "paper", "source", "statement", "of", "rule", "delta")
     values = values.assign(**{n: values[n].astype(str) for n in ("method", "setting")})
@@ -257,7 +255,8 @@ def judged(
         some = [r for r in records if r["run"]["dataset"] == dataset]
         of[dataset] = own, ledger["cap"], (class_tables(some, values, rules), class_groups(dataset)) if some else None
     failed = failed_choices(ledger["profile"])
-    wrong = lambda q: "; ".join(f"{m}: {failed[q['dataset'], m]}" for m in _rows(q) if (q["dataset"], m) in failed)
+    named = lambda q: dict.fromkeys(m for pair in q["rows"] for m in pair if (q["dataset"], m) in failed)
+    wrong = lambda q: "; ".join(f"{m}: {failed[q['dataset'], m]}" for m in named(q))
     row = lambda q: {n: q[n] for n in names} | judge(q, *of[q["dataset"]]) | {"failed": wrong(q)}
     table = pd.DataFrame([row(q) for q in asked(ledger)])
     return table.assign(marked=e_bh(table["e"].to_numpy()))
@@ -290,7 +289,7 @@ def shown_verdicts(
     told = table["statement"].mask(table["statement"].duplicated(), "")  # once, over all that it is said of
     return table[["id", "statement", "of", "rule"]].assign(
         statement=told,
-        of=table["of"] + table["failed"].map(lambda why: " †" if why else ""),
+        of=table["of"] + table["failed"].map(lambda why: " ‡" if why else ""),
         **{"effect, these characters": table["effect"].map("{:+.2f} ".format) + _bounds(table, "low", "high")},
         **{"new characters": _bounds(table, "new_low", "new_high")},
         verdict=table["verdict"] + table["marked"].map({True: "*", False: ""}),
@@ -298,7 +297,8 @@ def shown_verdicts(
     )
 
 # %% ../nbs/96_ledger.ipynb #12e05eaf
-ONE_SEARCH = "Tuned effects are given one search, whose noise is in no interval ([errata](../errata.md)). †: holds a choice at "
+ONE_SEARCH = "Tuned effects are given one search, whose noise is in no interval ([errata](../errata.md)). ‡: holds a "
+ONE_SEARCH += "choice at "
 ONE_SEARCH += "an edge of its box, or with a surface that explains less than 30 %."
 
 
@@ -306,7 +306,7 @@ def with_evidence(
     shown: pd.DataFrame,  # with columns id and of, as from `shown_verdicts`
 ) -> pd.DataFrame:
     "Verdicts as a page has them that lies in the folder of tables: each links to its replicates in the explorer"
-    link = lambda r: f"[{r.id}]({view_link('claims', '../', claim=r.id, of=r.of.removesuffix(' †'))})"
+    link = lambda r: f"[{r.id}]({view_link('claims', '../', claim=r.id, of=r.of.removesuffix(' ‡'))})"
     return shown.assign(id=[link(row) for row in shown.itertuples()])
 
 # %% ../nbs/96_ledger.ipynb #4e2e6b46

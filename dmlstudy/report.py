@@ -179,6 +179,7 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 # %% ../nbs/97_report.ipynb #a1bc49de
 _ORDER = re.compile(r"(\D+)(\d*)(.*)")
 _OURS = """
+errata errata_answers
 tuned tuned_lost redrawn redrawn_choices searches reality decay decay_changes sec_sign sec_sign_rates factors trials
 trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos photos_rows axes inflation other_sets
 other_sets_visits other_sets_rates other_sets_lost rendered last_step reality_sets added all_drawings axes_whole noise
@@ -264,7 +265,7 @@ def _entry(profile: str, known: Mapping[str, str], about: str) -> dict:
     out["answer"] = said.replace("<p>", "<p><strong>Answer:</strong> ", 1)
     out["files"] = [file for file in (f"tables/{stem}.csv", f"figures/{stem}.pdf") if (place / file).exists()]
     if (table := place / f"tables/{stem}.md").exists():
-        text = table.read_text(encoding="utf-8").replace("(../explorer.html", "(explorer.html")
+        text = table.read_text(encoding="utf-8").replace("(../", "(")
         first, *more = re.split(r"^## ", text.partition("\n")[2], flags=re.M)
         out["table"] = html(first)
         out["folded"] = [(part.partition("\n")[0].replace("`", ""), html(part.partition("\n")[2])) for part in more]

@@ -400,7 +400,7 @@ def unsearched(
 
 # %% ../nbs/86_study.ipynb #bd03d847
 @functools.lru_cache(maxsize=64)
-def _failed(profile: str, file: Path, state: tuple) -> dict[tuple[str, str], str]:
+def _failed(profile: str, file: Path, state: int) -> dict[tuple[str, str], str]:
     p, found = PROFILES[profile], {}
     if "trials" in p.search:
         for row in choose_in_boxes(profile, read_batch(file.stem), p.search["rule"]).itertuples():
@@ -425,10 +425,7 @@ def failed_choices(
     of = name
     while of and not batch_file(f"{of}_search").is_file():  # another profile's trials, chosen from in another way
         of = PROFILES[of].like
-    if of is None:
-        return {}
-    file = batch_file(f"{of}_search")
-    return _failed(name, file, (file.stat().st_mtime_ns, file.stat().st_size))
+    return _failed(name, (file := batch_file(f"{of}_search")), file.stat().st_mtime_ns) if of else {}
 
 # %% ../nbs/86_study.ipynb #d15b63c6
 def settings_of(

@@ -35,7 +35,8 @@ SEARCH = {"separator": r"[\s\u200b\-,:!?=\[\]()\"'/.]+|(?!\b)(?=[A-Z][a-z])", "p
 EXPORTER = MarkdownExporter(exclude_input_prompt=True, exclude_output_prompt=True)
 WEIGHT = {"tutorials": 3, "experiments": 2, "nbs": 2.2, "tables": 0.5, "bench": 0.5, "reference": 0.5}  # in the search
 
-PUBLISHED = ("explorer.html", "claims.md", "claims.csv", "tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
+PUBLISHED = ("explorer.html", "claims.md", "claims.csv", "errata.md")
+PUBLISHED += ("tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
 if (location.protocol === "file:") {
@@ -274,7 +275,7 @@ def results(tables: list[dict]) -> list:  # pages and sections of the navigation
     _, _, text = claims.read_text(encoding="utf-8").partition("\n")
     write(claims, weighted(f"# The first ledger: claims of both papers\n\n{quiet(even(text))}", "tables"))
     sections = [{part: [str(page.relative_to(SOURCE)) for _, page in some]} for part, some in parts.items()]
-    return ["outputs/tables/index.md", *sections, "outputs/claims.md"]
+    return ["outputs/tables/index.md", *sections, "outputs/claims.md", "outputs/errata.md"]
 
 
 def main() -> None:
