@@ -28,7 +28,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
-from . import __version__
+from . import _EXTRAS, __version__
 from .core import Run, cache_dir, duration, is_folder, lookup, names, numbers, outputs
 
 if TYPE_CHECKING:
@@ -370,11 +370,13 @@ def _obstacles(jobs: "Sequence[Job]") -> list[str]:
 def _tune(args: argparse.Namespace) -> int:  # exit status
     "Choose learning rates and weights on validation classes, and write what was chosen"
     import json
+    from itertools import product
 
     from dmlstudy.batch import run_batch
     from dmlstudy.core import asset, write_atomically
     from dmlstudy.methods import METHODS
     from dmlstudy.records import batch_file, lean, load_record, merge_records, recorded_keys
+    from dmlstudy.searches import choices, choices_file
     from dmlstudy.study import PROFILES, all_runs, chosen_by_search, jobs_of, methods_of
 
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0
@@ -382,12 +384,10 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
-    if "budgets" in profile.search and not args.dry_run:
-        from dmlstudy.searches import train_searches
-
-        return _end(args.profile, train_searches(args.profile, args.jobs), began)
-    jobs, draws = [], profile.trial_draws
-    for switched in (False, True):  # switched rows have the rates of the others
+    jobs, several = [], "budgets" in profile.search  # then whole searches first, and choices when all are complete
+    each = [{"replicates": [at]} for at in profile.searches] if several and not args.dry_run else [profile.trial_draws]
+    stages = [*product(each, (False, True))]  # switched rows have the rates of the others
+    for draws, switched in stages:
         stage = []
         for dataset in profile.datasets:
             trained = [m for m in methods_of(args.profile, dataset) if METHODS[m].loss]
@@ -404,8 +404,9 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
         missing = {(run.dataset, run.method) for run in runs if run.key() not in there}  # rows that were not asked for
         trials = [load_record(run) for run in runs if (run.dataset, run.method) not in missing]
         merge_records(batch_file(f"{args.profile}_search"), map(lean, trials))
-        if profile.tuned:  # else the trials are there to be compared, and nothing follows from them
-            write_atomically(asset(profile.tuned), json.dumps(chosen_by_search(args.profile, trials), indent=1) + "\n")
+        if profile.tuned and not (several and (draws, switched) != stages[-1]):  # else nothing follows from them yet
+            chosen = choices_file(choices(args.profile, trials)) if several else chosen_by_search(args.profile, trials)
+            write_atomically(asset(profile.tuned), json.dumps(chosen, indent=1) + "\n")
             print(f"chosen so far: {asset(profile.tuned)}")
     return status if args.dry_run else _end(args.profile, failures, began)
 
@@ -547,7 +548,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
         return _serve(kept, args.port, args.k)
     if not args.image:
         raise ValueError("name images to find the nearest to, or give --serve for a page in a browser")
-    found = find(kept, [*dict.fromkeys(args.image)], args.k)
+    found = find(kept, [*dict.fromkeys(args.image)], args.k, args.engine)
     for query, rows in found.groupby("query", sort=False):
         shown = rows[["distance", "class", "image"]].to_string(index=False, float_format=lambda v: f"{v:.3f}")
         print(query, shown, sep="\n")
@@ -734,6 +735,9 @@ _FIND_OPTIONS = {
     "image": _option("image", "files to find the nearest images to", nargs="*", metavar="IMAGE"),
     "model": _option("--model", "folder of the model, as `run --datasets folder:DIR` names it", required=True),
     "k": _option("--k", "images to find (default: 8)", type=int, default=8),
+    "engine": _option(
+        "--engine", "exact, or faiss_ivf: an approximate index for millions of images", default="exact", metavar="NAME"
+    ),
     "serve": _switch("--serve", "open a page in the browser of this machine, where pictures are dropped"),
     "port": _option("--port", "of that page (default: 8765; 0: any)", type=int, default=8765),
     "picture": _option("--picture", "draw them there, such as found.png", metavar="FILE"),
@@ -758,7 +762,7 @@ COMMANDS = {  # name -> function and options
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
     "evaluate": (_evaluate, "embeddings labels label gallery gallery_labels relevance metrics no_intervals csv"),
-    "search": (_search, "image model k picture serve port"),
+    "search": (_search, "image model k engine picture serve port"),
     "list": (_list, ""),
 }
 
@@ -804,10 +808,13 @@ def main(
         said = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) and error.strerror else error
         print(f"dmlstudy: {said}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
         return 2
-    except ModuleNotFoundError as error:
-        if (error.name or "dmlstudy").startswith("dmlstudy"):
+    except ImportError as error:
+        module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if module in ("", "dmlstudy") and "pip install" not in str(error):
             raise
-        print(f"dmlstudy: this needs {error.name}: pip install 'dmlstudy[study]'", file=sys.stderr)
+        extra = next((e for e in ("formats", "faiss", "dask", "timm") if module in _EXTRAS[e]), "study")
+        said = f"this needs {module}: pip install 'dmlstudy[{extra}]'" if module else error
+        print(f"dmlstudy: {said}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if "home directory" not in str(error):

@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
-from .core import Run, make_run, versions, write_atomically
+from .core import Run, lookup, make_run, versions, write_atomically
 from .data.files import Files, open_image
 from .data.folder import load_folder
 from .data.splits import PARTS
@@ -41,6 +41,7 @@ from dmlstudy.folds import (
     still_values,
     threshold_said,
 )
+from .metrics.index import index_recall, make_index, search_index
 from .models import make_model
 from .models.backbones import load_weights, read_weights
 from .study import run_of
@@ -273,10 +274,13 @@ class Kept:
         self,
         f: np.ndarray,  # (N, D), as from `embed`
         k: int = 8,
+        engine: str = "exact",  # or faiss_ivf: approximate, for millions of images
     ) -> tuple[np.ndarray, np.ndarray]:  # distances (N, k), rising; lines of names.txt (N, k)
-        "The nearest of the images that were embedded with it"
+        "Find the nearest of the images that were embedded with it"
         points, file = _points(f, self.card["normalize"]), self.folder / "index.faiss"
-        if not (file.is_file() and util.find_spec("faiss")):
+        if lookup("engine", engine, ("exact", "faiss_ivf")) != "exact":
+            file = _inverted(self.folder, self.card["normalize"])
+        elif not (file.is_file() and util.find_spec("faiss")):
             file = self.folder / "embeddings.npy"
         index, size, dim = _index(file, self.card["normalize"])
         if dim != self.card["dim"]:
@@ -328,16 +332,31 @@ def _index(file: Path, normalize: bool) -> tuple[Callable, int, int]:
         raise ValueError(f"{file} is not an index of faiss: keep the model again") from error
 
     def search(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        square, rows = index.search(points, k)
+        square, rows = search_index(index, points, k)
         return np.sqrt(np.maximum(square, 0)), rows
 
     return search, index.ntotal, index.d
+
+
+def _inverted(folder: Path, normalize: bool) -> Path:
+    "Write an inverted file of the embeddings, once, and print its recall"
+    source, file = folder / "embeddings.npy", folder / "index_ivf.faiss"
+    if not file.is_file() or file.stat().st_mtime < source.stat().st_mtime:
+        index = make_index(points := _points(np.load(source), normalize))
+        import faiss
+
+        share = index_recall(index, points, points, k := min(10, len(points)))
+        print(f"{file}: {index.nprobe} of {index.nlist} lists hold {share:.1%} of the {k} nearest (256 queries)")
+        index = faiss.index_gpu_to_cpu(index) if faiss.get_num_gpus() else index
+        write_atomically(file, lambda path: faiss.write_index(index, str(path)))
+    return file
 
 # %% ../nbs/90_kept.ipynb #fa1a414b
 def find(
     kept: Kept,  # as from `load`
     images: Sequence[str | Path],
     k: int = 8,
+    engine: str = "exact",  # or faiss_ivf: approximate, for millions of images
 ) -> pd.DataFrame:  # query, rank, distance, class, image, row (line of names.txt); k rows a query
     "The nearest images to some pictures; one that cannot be read is left out"
     f = kept.embed(images)
@@ -345,7 +364,7 @@ def find(
     if not there.any():
         raise ValueError(f"none of {len(there)} images can be read")
     images = [image for image, readable in zip(images, there, strict=True) if readable]
-    distances, rows = kept.nearest(f[there], k)
+    distances, rows = kept.nearest(f[there], k, engine)
     names = kept.names()
     ranked = [
         {"query": str(image), "rank": rank, "distance": float(d), "class": names[i][1], "image": names[i][0], "row": i}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['t_interval', 'paired_differences', 'holm', 'rank_intervals', 'tied_with_best', 'seeds_needed', 'crossed_interval',
-           'search_interval', 'correlation', 'correlation_interval', 'variance_components']
+           'search_interval', 'correlation', 'correlation_interval', 'variance_components', 'one_search_interval']
 
 # %% ../nbs/06_stats.ipynb #05128fee
 from collections.abc import Mapping, Sequence
@@ -200,7 +200,7 @@ def variance_components(
     return out | {"residual": (rest / df, *(float(v) for v in rest / stats.chi2.isf(tails, df)))}
 
 # %% ../nbs/06_stats.ipynb #15a22c49
-def search_interval(
+def one_search_interval(
     values: np.ndarray,  # (n,), differences of two methods in the replicates, all with the choice of one search
     one: np.ndarray,  # (m,), differences where one search chose for all replicates
     own: np.ndarray,  # (k,), the same effect with a search for each replicate

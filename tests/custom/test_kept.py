@@ -41,6 +41,7 @@ def model(ranked):
     return folder
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept(ranked, model, capsys):
     card = json.loads((model / "card.json").read_text())
     assert card["sha256"] == hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
@@ -61,6 +62,7 @@ def test_the_best_model_is_kept(ranked, model, capsys):
     assert (rows["start kept"] <= 4).all() and rows["may be best"].any()
 
 
+@pytest.mark.slow
 def test_it_is_read_again_and_embeds(model):
     kept, picture = load(model), Image.new("RGB", (90, 60), (120, 130, 140))
     f = kept.embed([picture, picture.resize((30, 40))])
@@ -69,6 +71,7 @@ def test_it_is_read_again_and_embeds(model):
     np.testing.assert_allclose(kept.embed(batch), f, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_embeddings_index_and_threshold_speak_of_one_distance(ranked, model):
     """Length 1 everywhere; the index's squared distances are those of `find`, and its threshold that of the card."""
     kept, stored = load(model), np.load(model / "embeddings.npy")
@@ -82,6 +85,7 @@ def test_embeddings_index_and_threshold_speak_of_one_distance(ranked, model):
     assert kept.card["index"]["threshold"] == pytest.approx(kept.card["verification"]["threshold"] ** 2)
 
 
+@pytest.mark.slow
 def test_a_broken_picture_does_not_stop_the_others(ranked, model, tmp_path):
     kept, good = load(model), ranked[0] / "photos/colour 4/0.jpg"
     (broken := tmp_path / "broken.jpg").write_bytes(b"no picture")
@@ -95,6 +99,7 @@ def test_a_broken_picture_does_not_stop_the_others(ranked, model, tmp_path):
         find(kept, [broken], 3)
 
 
+@pytest.mark.slow
 def test_find_prints_and_draws(ranked, model, capsys, tmp_path):
     images = [str(ranked[0] / "photos/colour 4" / f"{i}.jpg") for i in (0, 2)]
     words = ["search", "--model", str(model), *images, "--k", "5", "--picture", str(tmp_path / "found.png")]
@@ -117,6 +122,7 @@ def _other_dimension(model):
     np.save(model / "embeddings.npy", np.zeros((80, 64), np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -182,3 +188,22 @@ def test_names_of_classes_in_other_scripts_are_drawn_with_a_font_that_has_them(t
         assert not [w for w in recwarn if "Glyph" in str(w.message) or "font" in str(w.message)]
     finally:
         font_manager.fontManager.ttflist[:] = before
+
+
+def test_an_inverted_file_finds_what_all_points_give(ranked, model, capsys):
+    """It is written once, with its recall, and again when the embeddings are newer; an unknown engine is refused."""
+    image, file = str(ranked[0] / "photos/colour 4/1.jpg"), model / "index_ivf.faiss"
+    words = ["search", "--model", str(model), image, "--k", "3"]
+    assert cli.main([*words, "--engine", "faiss_ivf"]) == 0
+    first, rest = capsys.readouterr().out.split("\n", 1)
+    assert first.startswith(f"{file}: 2 of 2 lists hold 100.0% of the 10 nearest")
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == rest
+    assert cli.main([*words, "--engine", "faiss_ivf"]) == 0
+    assert capsys.readouterr().out == rest
+    before = file.stat().st_mtime_ns
+    np.save(model / "embeddings.npy", np.load(model / "embeddings.npy"))
+    assert cli.main([*words, "--engine", "faiss_ivf"]) == 0
+    assert file.stat().st_mtime_ns > before
+    assert cli.main([*words, "--engine", "hnsw"]) == 2
+    assert "There is no engine 'hnsw'. There are: 'exact', 'faiss_ivf'" in capsys.readouterr().err

@@ -1,15 +1,18 @@
 """Images of one's own, from an empty folder: mixed sizes and modes, one broken, one class of one."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from tiers import sample
 
 from dmlstudy import cli
 from dmlstudy.data.files import open_image
 from dmlstudy.data.folder import folder_rows, load_folder, resolve_folder
+from dmlstudy.study import PROFILES
 
 
 @pytest.fixture
@@ -30,7 +33,12 @@ def photos(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_methods_are_ranked_on_a_folder(photos, capsys):
+@pytest.mark.parametrize("steps", sample([4, None], [4]))  # None: those of the profile
+def test_methods_are_ranked_on_a_folder(photos, capsys, monkeypatch, steps):
+    if steps:
+        short = {"steps": steps, "eval_every": steps}
+        protocols = {name: values | short for name, values in PROFILES["photos"].protocols.items()}
+        monkeypatch.setitem(PROFILES, "photos", replace(PROFILES["photos"], protocols=protocols))
     words = ["run", "--datasets", f"folder:{photos / 'photos'}", "--seeds", "0", "--jobs", "1"]
     assert cli.main([*words, "--dry-run"]) == 0
     told = capsys.readouterr().out

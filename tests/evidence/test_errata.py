@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dmlstudy.ledger import read_ledger, shown_verdicts, verdicts_now
-from dmlstudy.stats import search_interval, t_interval
+from dmlstudy.stats import one_search_interval, t_interval
 from dmlstudy.study import failed_choices
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ def test_the_noise_of_the_search():
     noise = own.var(ddof=1) - pooled.var(ddof=1)
     assert abs(EVIDENCE.at["standard deviation of one search", "value"] - noise**0.5) < 1e-4
     row = EVIDENCE.loc["SEC, set 3, with the noise of its search"]
-    assert np.allclose(row[["low", "high"]].astype(float), search_interval(once, pooled, own), atol=1e-4)
+    assert np.allclose(row[["low", "high"]].astype(float), one_search_interval(once, pooled, own), atol=1e-4)
     assert row["low"] < -1.5 and row["high"] > 1.5
     z = stats.norm(0, (noise + pooled.var(ddof=1) / 10) ** 0.5)  # without the chance in the width of the interval
     missed = 2 * z.sf(stats.t.isf(0.0377 / 2, 9) * pooled.std(ddof=1) / 10**0.5)
@@ -93,10 +93,10 @@ def test_an_interval_with_the_noise_of_the_search_is_wider_and_at_least_student_
     rng = np.random.default_rng(0)
     for _ in range(50):
         values, one, own = rng.normal(size=(3, 10)) * [[0.3], [0.3], [1]]
-        low, high = search_interval(values, one, own)
+        low, high = one_search_interval(values, one, own)
         assert low < t_interval(values)[0] and high > t_interval(values)[1]
-        assert np.allclose(search_interval(values, own * 9, one), t_interval(values))  # no noise is seen
-    wide = search_interval(values, one, own, 0.99)
+        assert np.allclose(one_search_interval(values, own * 9, one), t_interval(values))  # no noise is seen
+    wide = one_search_interval(values, one, own, 0.99)
     assert wide[0] < low and wide[1] > high
 
 
