@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import stubs
+import dmlstudy
+from tools import names, stubs
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = """
@@ -48,6 +49,16 @@ def test_the_stub_is_what_the_registries_give():
     assert stubs.FILE.read_text(encoding="utf-8") == stubs.text(), "run tools/export.py"
 
 
+def test_the_defaults_are_those_of_what_is_made():
+    """Also where a class hands on to its parents what it has another default for."""
+    for what in ("miner", "regularizer"):
+        for name in names.REGISTRIES[what]:
+            made = getattr(dmlstudy, f"make_{what}")(name)
+            for key, default in names.hyperparameters(what, name).items():
+                assert getattr(made, key, default) == default, (name, key)
+    assert names.hyperparameters("miner", "rho_distance")["singletons"] == "drop"
+
+
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """Line -> what mypy says of it, for both scripts."""
@@ -64,12 +75,14 @@ def said(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_good_script_has_its_types(said):
     wanted = {n: line.rpartition("# ")[2] for n, line in enumerate(GOOD.split("\n"), 1) if "reveal_type" in line}
     found = {n: re.sub(r'Revealed type is "(?:\w+\.)*(\w+)"', r"\1", text) for n, text in said["good"].items()}
     assert found == wanted
 
 
+@pytest.mark.slow
 def test_every_line_of_a_bad_script_is_refused(said):
     lines = BAD.split("\n")
     assert [n for n in said["bad"]] == [n for n, line in enumerate(lines, 1) if line and "import" not in line]
