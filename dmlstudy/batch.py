@@ -35,7 +35,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .core import Run, cores, duration, root, write_atomically
+from .core import Run, cores, duration, is_folder, root, write_atomically
 from dmlstudy.records import (
     StaleRecord,
     batch_file,
@@ -169,6 +169,10 @@ def record_for(run: Run, **options) -> dict:
 
 
 def _name(run: Run) -> str:
+    if is_folder(run.dataset):
+        n, fold = divmod(run.replicate - 1, 4)
+        part = f"round {n + 1}, fold {fold + 1}" if run.replicate else f"seed {run.seed}"
+        return f"{run.method}, {part}, rate {run.lr:g}, {run.dataset.rpartition('/')[2]} ({run.key()})"
     return f"{run.method} on {run.dataset}, seed {run.seed} ({run.key()})"
 
 
@@ -305,6 +309,7 @@ def run_batch(
     workers: int | None = None,  # processes of this machine; None: one for each GPU, or else for each core
     executor: Executor | None = None,  # in their place; its workers see the same folder
     extend: str | None = None,  # a file with methods of a user's own
+    later: float = 0.0,  # seconds that what comes after this batch may take
     out: Callable[[str], None] | None = None,  # takes lines of progress; None: the terminal
 ) -> list[Failure]:  # empty if all is well
     "Train what is missing side by side, and go on if something fails"
@@ -314,7 +319,7 @@ def run_batch(
     wanted = [run for run in runs if run not in known and run.key() not in refused]
     seconds = typical(each_known()) if wanted else None
     n = max(1, min(workers or default_workers(), len(wanted)))
-    progress = BatchProgress(wanted, seconds, n, out)
+    progress = BatchProgress(wanted, seconds, n, out, later)
     progress.say(f"{len(runs)} runs, {len(known)} of them recorded; {len(wanted)} to train")
     if not wanted:
         return failures
@@ -385,9 +390,9 @@ def _freed(busy: list[Run], progress: "BatchProgress", told: set) -> list[Run]:
 class BatchProgress:
     "What a batch reports while it runs"
 
-    def __init__(self, wanted: Sequence[Run], seconds: Callable | None, workers: int, out: Callable | None = None):
+    def __init__(self, wanted: Sequence[Run], seconds: Callable | None, workers: int, out=None, later: float = 0.0):
         self.wanted, self.left, self.failed = wanted, {run: run_folder(run) for run in wanted}, 0
-        self.seconds, self.workers, self.began = seconds, workers, time.perf_counter()
+        self.seconds, self.workers, self.later, self.began = seconds, workers, later, time.perf_counter()
         self.out, self.live = out or print, out is None and sys.stdout.isatty()
         self.pause, self.lines, self.shown_at = (0.5 if self.live else 2.0), 0, 0.0
 
@@ -418,7 +423,9 @@ class BatchProgress:
         pace = spent / max(sum(map(self.seconds, done)), 1e-9) if done else 1 / self.workers
         ahead = pace * sum(map(self.seconds, self.left))
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{len(done)} of {len(self.wanted)} runs{failed} after {duration(spent)}, about {duration(ahead)} to go"
+        more = f", {duration(ahead + self.later)} in all" if self.later else ""
+        said = f"{len(done)} of {len(self.wanted)} runs{failed} after {duration(spent)}"
+        return f"{said}, about {duration(ahead)} to go{more}"
 
     def show(self) -> None:
         "Report, if it is time"

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from tqdm.auto import tqdm
 
-from ..core import Run, generator, root, versions, write_atomically
+from ..core import SHOWN, Run, generator, root, versions, write_atomically
 from ..feeds import reader_processes
 from ..losses import LOSSES
-from ..metrics import evaluate
+from ..metrics import evaluate, evaluate_apart
 from ..metrics.linear import every_other, linear_accuracy
 from ..metrics.oneshot import hits_within, nearest_other, one_shot_errors
 from ..metrics.space import class_spectra, spectrum
@@ -95,6 +95,9 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
             out[curve]["hits"] = feed.labels[part].bincount(each["recall@1"]).long().tolist()
         if sampled:
             out[curve]["recall@1"] = _sampled_recall(f[part], feed.labels[part], state.run.train_queries, on_sphere)
+    if state.groups is not None and "test" in out:
+        names = ("recall@1", "map@r", f"precision@{SHOWN}")
+        out["apart"] = evaluate_apart(f["test"], feed.labels["test"], state.groups, names, on_sphere)
     if state.one_shot is not None and "test" in out:
         task = f["test"], feed.labels["test"], state.coarse["test"]
         out["test"]["within_recall@1"] = hits_within(*task, on_sphere).double().mean()
