@@ -41,7 +41,7 @@ def test(place: Path, tests: str) -> None:
     sys.path.insert(0, str(place))
     os.environ |= {"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        files = [f"tests/test_{name}.py" for name in tests.split()]
+        files = [f"tests/{name}" for name in tests.split()]
         status = pytest.main(["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files])
     os._exit(int(status))
 

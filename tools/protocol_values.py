@@ -2,7 +2,7 @@
 
 A value is never typed: it is read from network (without weights), optimiser, sampler, transforms and objective, made as
 training makes them. `python tools/protocol_values.py` writes the columns `here` and `verdict` of the table anew;
-tests/test_protocol.py fails where they are out of date, and nbs/experiments/protocol.ipynb shows them.
+tests/study/test_protocol.py fails where they are out of date, and nbs/experiments/protocol.ipynb shows them.
 """
 
 import ast

@@ -7,7 +7,6 @@ from miniatures import (
     build,
     own_cache,  # noqa: F401, a fixture of all tests here
 )
-from test_data_transforms import numbered
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -16,6 +15,7 @@ from dmlstudy.data.layouts import load_images
 from dmlstudy.data.prepare import check
 from dmlstudy.data.transforms import Views, make_transform
 from dmlstudy.models.backbones import freeze_batchnorm, make_backbone
+from tests.data.test_transforms import numbered
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*It is taken all the same:UserWarning"

@@ -20,7 +20,7 @@ from dmlstudy.records import selected, tidy
 from dmlstudy.study import all_runs, chosen_by_search, jobs_of, run_of
 from dmlstudy.verdicts import VERDICTS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LEDGER = read_ledger()
 # version -> its table in outputs/tables
 TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors", 7: "other_sets", 8: "last_step"}

@@ -17,7 +17,7 @@ from dmlstudy.distances import pair_masks, unit
 from dmlstudy.losses import make_loss
 from dmlstudy.losses.base import similarities
 
-WORKED = json.loads((Path(__file__).parent / "losses_cases_ranking.json").read_text())
+WORKED = json.loads((Path(__file__).parents[1] / "cases/losses_ranking.json").read_text())
 KINDS = ("O", "Ds", "Dq", "Iu", "Ib")
 NAMES = ["smooth_ap", "recall_at_k", "pnp", "contextual", "supap", "roadmap", "fast_ap"]
 BY_ROWS = [name for name in NAMES if name != "contextual"]

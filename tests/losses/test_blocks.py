@@ -17,7 +17,7 @@ from dmlstudy.losses.base import PairLoss
 
 PAIRS = [name for name in LOSSES if issubclass(LOSSES[name], PairLoss)]
 MORE = ["triplet", "margin", "snr", "lifted", "npair", "angular", "histogram", "tuplet_margin", "hyperbolic"]
-RANKS = ["smooth_ap", "recall_at_k", "pnp", "supap", "roadmap", "fast_ap"]  # their blocks: test_losses_ranking.py
+RANKS = ["smooth_ap", "recall_at_k", "pnp", "supap", "roadmap", "fast_ap"]  # their blocks: test_ranking.py
 NAMED = ["contrastive", "supcon", "sincere", "sigmoid_pairs", "multisimilarity", "smooth_ap"]
 GIGABYTE = 1000
 
@@ -136,7 +136,7 @@ def test_memory_does_not_grow_with_the_pairs(names, n, most):
     """4,096 at once take 640 MB and more, 16,384 ten gigabytes; with the blocks' arrays under a bound in megabytes."""
     command = [sys.executable, "-c", MEASURE.format(names=names, n=n)]
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back at once
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=900, check=True)
     used = {name: float(megabytes) for name, megabytes in map(str.split, done.stdout.splitlines())}
     assert used.keys() == {*names} and max(used.values()) < most, used
@@ -176,7 +176,7 @@ def test_an_array_of_all_triplets_is_seen(monkeypatch):
 
 def test_two_passes_of_the_tutorial_are_the_whole_batch():
     """The loop as it stands in the tutorial: value and gradients of one pass over everything."""
-    path = Path(__file__).resolve().parents[1] / "nbs" / "tutorials" / "own_loop.ipynb"
+    path = Path(__file__).resolve().parents[2] / "nbs" / "tutorials" / "own_loop.ipynb"
     cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
     (shown,) = [cell.split("\n\n\ngradients")[0] for cell in cells if "def two_passes" in cell]
     exec(shown, names := {"torch": torch})

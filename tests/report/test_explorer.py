@@ -18,7 +18,7 @@ from dmlstudy import claims, explorer, ledger, records, tables
 from dmlstudy.core import asset
 from dmlstudy.study import run_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("Softmax", "Triplet (D)", "R-Triplet (D)", "Margin (D, beta=1.2)", "NPair", "SHT + SEC", "ImageNet")
 HEADS = "id,paper,source,statement,dataset,verdict,effect,low,high,n,counted,pairs,direction,threshold,unit"
 CLAIMS = (

@@ -10,7 +10,6 @@ import torch
 from edge_batches import CLASSES, DIM, FINITE
 from far_device import FAR, Far, Mixed, Wait
 from miniatures import accept, build
-from test_train import stop_at
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
@@ -25,6 +24,7 @@ from dmlstudy.objectives import make_objective
 from dmlstudy.regularizers import REGULARIZERS, ManifoldMixup, balance_gradients, make_regularizer
 from dmlstudy.train.network import OPTIMIZERS
 from dmlstudy.train.state import start
+from tests.train.test_train import stop_at
 
 TINY = {"dataset": "glyphs_many", "steps": 4, "eval_every": 2, "images_per_class": 4}
 BIRDS = {

@@ -18,7 +18,7 @@ from dmlstudy.stats import t_interval
 from dmlstudy.study import PROFILES, methods_of
 from dmlstudy.tables import experiment_records, sampler_name, study_records
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = folder_of("tables", "glyphs").parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs" / "experiments").glob("*.ipynb") if p.stem != "single")
 STEMS = {

@@ -16,7 +16,7 @@ from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.losses.base import PairLoss
 from dmlstudy.losses.pairs import HyperbolicLoss
 
-CASES = json.loads(Path(__file__).with_name("losses_cases_pairs.json").read_text())
+CASES = json.loads((Path(__file__).parents[1] / "cases/losses_pairs.json").read_text())
 NAMES = "circle sincere decoupled sigmoid_pairs hard_negatives in_batch epshn ranked_list hyperbolic".split()
 MADE = {
     "circle": ("circle", {}),

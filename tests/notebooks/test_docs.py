@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from browser import CHROMIUM, Browser
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def tool():

@@ -20,7 +20,7 @@ from dmlstudy import records
 from dmlstudy.core import make_run
 from dmlstudy.records import SELECTIONS, batch_file, each_record, tidy
 
-COMMITTED = Path(__file__).resolve().parents[1] / "outputs/records/glyphs.jsonl"
+COMMITTED = Path(__file__).resolve().parents[2] / "outputs/records/glyphs.jsonl"
 PARTS = ("run", "curves")
 RULES = {"best_test": "test", "last": "train", "validation": "validation", "window": "validation"}
 PLACES = {"test": "", "visits": "visits/", "train": "train/", "validation": "validation/"}
@@ -150,7 +150,7 @@ def test_a_damaged_record_is_named_and_stops_nothing_else(many, what):
 def test_kept_records_of_older_formats(tmp_path, monkeypatch):
     """Format 1: no number, lists of hits. Everything is read as it was meant."""
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
-    kept = Path(__file__).parent / "kept/records_format_1.jsonl"
+    kept = Path(__file__).parents[1] / "cases/records_format_1.jsonl"
     old = [json.loads(line) for line in kept.read_text().splitlines()]
     batch_file("glyphs").parent.mkdir(parents=True)
     batch_file("glyphs").write_text(kept.read_text())
@@ -168,7 +168,7 @@ def test_kept_records_of_older_formats(tmp_path, monkeypatch):
 
 
 def test_a_record_of_659_classes_and_6_evaluations_is_small():
-    record = json.loads((Path(__file__).parent / "kept/records_format_1.jsonl").read_text().splitlines()[1])
+    record = json.loads((Path(__file__).parents[1] / "cases/records_format_1.jsonl").read_text().splitlines()[1])
     assert len(record["classes"]["n"]) > 500
     draw, steps = np.random.default_rng(0), [0, 400, 800, 1200, 1600, 2000]
     curve = lambda names: {name: steps if name == "step" else draw.random(6).round(6).tolist() for name in names}

@@ -16,7 +16,7 @@ from dmlstudy.core import Run, make_run
 from dmlstudy.records import load_record, read_batch
 from dmlstudy.study import PROFILES, QUESTIONS, run_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "nbs" / "experiments").glob("*.ipynb"))
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from miniatures import accept, build, photograph
 from PIL import Image
-from test_train import on_gpu, steps_without_waiting, stop_at
 
 from dmlstudy import feeds, train
 from dmlstudy.core import generator, make_run
@@ -17,6 +16,7 @@ from dmlstudy.data.transforms import padded
 from dmlstudy.models.backbones import make_backbone
 from dmlstudy.samplers import make_sampler
 from dmlstudy.study import run_of
+from tests.train.test_train import on_gpu, steps_without_waiting, stop_at
 
 BIRDS = {
     "dataset": "cub200", "fold": None, "model": "resnet50", "weights": None, "embed_dim": 8, "method": "Triplet (R)",

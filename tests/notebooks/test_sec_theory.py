@@ -11,7 +11,7 @@ import torch
 from dmlstudy.losses import make_loss
 from dmlstudy.objectives import Objective
 
-NOTEBOOK = Path(__file__).resolve().parents[1] / "nbs" / "experiments" / "sec_theory.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "nbs" / "experiments" / "sec_theory.ipynb"
 pytestmark = pytest.mark.slow
 LAWS = {  # id -> (law, tolerance in float64, in float32) of each measured number; None: it must be above the tolerance
     "E1": [(0, 1e-12, 1e-5)],

@@ -16,7 +16,7 @@ from dmlstudy.methods import METHODS
 from dmlstudy.records import load_record, selected
 from dmlstudy.verdicts import COMPARED, verdict
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 METHOD = """
 import torch
 from pytorch_metric_learning import losses, miners

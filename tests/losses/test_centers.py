@@ -1,6 +1,6 @@
 """Losses with class weights since 2019: worked cases, loops from their formulas, pytorch-metric-learning, and edges.
 
-Odd batches, sixteen bits, second derivatives and wrong input of all losses of the door are in test_losses_proxies.py.
+Odd batches, sixteen bits, second derivatives and wrong input of all losses of the door are in test_proxies.py.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ import pytest
 import pytorch_metric_learning.losses as pml
 import torch
 from edge_batches import CLASSES, DIM, FINITE
-from test_losses_proxies import MEASURE, batch, gradients, softmax
 from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
@@ -24,6 +23,7 @@ from dmlstudy.losses import loss_hyperparameters, make_loss
 from dmlstudy.losses.centers import HISTLoss, PotentialFieldLoss, hypergraph, pair_sum
 from dmlstudy.losses.proxies import ArcFaceLoss, CosFaceLoss, NormalizedSoftmaxLoss
 from dmlstudy.methods import SINCE_METHODS
+from tests.losses.test_proxies import MEASURE, batch, gradients, softmax
 
 NAMES = (
     "proxy_anchor proxynca_pp subcenter_arcface center_contrastive potential_field cross_entropy mean_field hist"
@@ -35,7 +35,7 @@ made = pytest.mark.parametrize("name, more", MADE, ids=lambda x: x if isinstance
 
 # --- worked cases
 
-WORKED = json.loads((Path(__file__).parent / "losses_cases_centers.json").read_text(encoding="utf-8"))
+WORKED = json.loads((Path(__file__).parents[1] / "cases/losses_centers.json").read_text(encoding="utf-8"))
 SAID = {  # in the cases -> our name
     "T": "temperature",
     "sub_centres": "sub_centers",
@@ -520,7 +520,7 @@ def test_eleven_thousand_classes_in_a_hundred_megabytes(names, limit):
     """A matrix of all pairs of proxies would have 0.5 GB, or 2 GB with two proxies a class."""
     command = [sys.executable, "-c", MEASURE.format(names=names, dim=128)]
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back at once
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=300, check=True)
     used = {name: float(megabytes) for name, megabytes in map(str.split, done.stdout.splitlines())}
     assert used.keys() == {*names} and max(used.values()) < limit, used

@@ -11,10 +11,6 @@ import pytest
 import pytorch_metric_learning.losses as pml
 import torch
 from edge_batches import CLASSES, DIM, FINITE
-from test_losses_blocks import Largest
-from test_losses_pairs import gradient, numeric
-from test_losses_ranking import LOOPS
-from test_train import TINY, content, stop_at
 from torch.autograd import gradcheck
 
 from dmlstudy import own
@@ -36,8 +32,12 @@ from dmlstudy.methods import METHODS
 from dmlstudy.objectives import Objective
 from dmlstudy.regularizers import make_regularizer
 from dmlstudy.train import Checkpoint, fit
+from tests.losses.test_blocks import Largest
+from tests.losses.test_pairs import gradient, numeric
+from tests.losses.test_ranking import LOOPS
+from tests.train.test_train import TINY, content, stop_at
 
-CASES = json.loads(Path(__file__).with_name("losses_cases_pairs.json").read_text())
+CASES = json.loads((Path(__file__).parents[1] / "cases/losses_pairs.json").read_text())
 PAIR_LOSSES = [name for name, kind in LOSSES.items() if issubclass(kind, PairLoss)]
 RANKS = {  # their hyperparameters here: with their own temperatures a slope cannot be measured
     "smooth_ap": {"tau": 0.2},

@@ -16,7 +16,7 @@ from dmlstudy.data import DATASETS, glyphs, make_data
 from dmlstudy.data.glyphs import CHECKSUMS, RECIPES, checksum, class_lists, load_parts, render_set
 from dmlstudy.data.splits import keep_classes
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from dmlstudy.metrics.oneshot import group_interval, hits_within, one_shot_error
 from dmlstudy.study import run_of
 from dmlstudy.train import fit
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import omniglot as conversion  # noqa: E402
 
