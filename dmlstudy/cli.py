@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # %% ../nbs/99_cli.ipynb #a5d96cee
 def _count(word: str) -> int | None:  # processes; None for 0: as many as there are GPUs or cores
     if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of processes: give 1 or more, or leave it out")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of processes: give 1 or more, or 0 for all cores")
     return int(word) or None
 
 
@@ -432,21 +432,10 @@ def _drop(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e7a1c006
 def _evaluate(args: argparse.Namespace) -> int:  # exit status
     "Measure embeddings in a file, each metric with its interval over classes"
-    from dmlstudy.embeddings import embedding_table, read_embeddings, read_labels, read_matrix, seconds_ahead
+    from dmlstudy.embeddings import embedding_table, read_inputs, seconds_ahead
 
-    (f, labels), gallery = read_embeddings(args.embeddings, args.label), (None, {})
-    labels = read_labels(args.labels, args.label) if args.labels else labels
-    if args.gallery:
-        gallery = read_embeddings(args.gallery, args.label)
-    if args.gallery_labels:
-        gallery = gallery[0], read_labels(args.gallery_labels, args.label)
-    relevance = read_matrix(args.relevance) if args.relevance else None
-    labels = {} if args.relevance else labels
-    if relevance is None and not labels:
-        raise ValueError(f"{args.embeddings} has no labels: name a file of them, or a column with --label")
-    if f.ndim != 2 or any(y.shape != f.shape[:1] for y in labels.values()):
-        shapes = " and ".join(str(y.shape) for y in labels.values())
-        raise ValueError(f"embeddings are (N, D) and labels (N,); got {f.shape} and {shapes}")
+    given = args.embeddings, args.labels, args.gallery, args.gallery_labels, args.relevance
+    f, labels, *gallery, relevance = read_inputs(*given, args.label, args.columns)
     wanted, classes = names(args.metrics) or None, max((len({*y.tolist()}) for y in labels.values()), default=1)
     if labels and len(f) * len(f if gallery[0] is None else gallery[0]) > 4e8:
         (level, first), rounds = next(iter(labels.items())), 1 if args.no_intervals or classes < 20 else 11
@@ -638,7 +627,9 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "against": _many("--against", "rows to compare yours with (default: Contrastive (D); Softmax)", "ROW"),
     "size": _option("--size", "folders: side of the images in pixels (default: 128)", type=int, choices=_SIDES),
     "keep_aspect": _switch("--keep-aspect", "folders: keep the shape of images, fill up with grey (else: squash)"),
-    "jobs": _option("--jobs -j", "processes side by side (default: one a GPU, or a core)", type=_count, metavar="N"),
+    "jobs": _option(
+        "--jobs -j", "processes side by side (default, and 0: one a GPU, or a core)", type=_count, metavar="N"
+    ),
     "scheduler": _option("--scheduler", "a Dask scheduler with workers, such as tcp://host:8786", metavar="ADDRESS"),
     "resources": _many("--resources", "with --scheduler: what a run needs of a worker", "NAME=N"),
     "dry_run": _switch("--dry-run", "say what would run, whether it can, and how long it may take"),
@@ -665,6 +656,7 @@ _EVALUATE_OPTIONS = {
     "embeddings": _option("embeddings", ".npy, .npz, .csv, .tsv or .parquet: (N, D), with labels or without"),
     "labels": _option("labels", "a file of labels, where the first has none", nargs="?"),
     "label": _many("--label", "columns with the labels, a level each (default: label, or class)", "COLUMN"),
+    "columns": _many("--columns", "columns that are dimensions, such as d* (default: numbers that are no ids)", "NAME"),
     "gallery": _option("--gallery", "search in these embeddings, not in the first file", metavar="FILE"),
     "gallery_labels": _option("--gallery-labels", "and their labels, if they are elsewhere", metavar="FILE"),
     "relevance": _option(
@@ -703,7 +695,10 @@ COMMANDS = {  # name -> function and options
     "tune": (_tune, "profile methods jobs dry_run"),
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
-    "evaluate": (_evaluate, "embeddings labels label gallery gallery_labels relevance metrics no_intervals csv"),
+    "evaluate": (
+        _evaluate,
+        "embeddings labels label columns gallery gallery_labels relevance metrics no_intervals csv",
+    ),
     "search": (_search, "image model k picture serve port"),
     "list": (_list, ""),
 }

@@ -10,7 +10,7 @@ from dmlstudy.methods import METHODS
 from dmlstudy.records import selected
 from dmlstudy.study import setting_of
 from dmlstudy.tables import profile_records
-from dmlstudy.verdicts import COMPARED, verdict
+from dmlstudy.verdicts import verdict
 
 DRAWS = [90, 91, 92, 93, 94]
 
@@ -54,11 +54,9 @@ def test_the_best_row_may_be_best_and_the_worst_may_not(table):
 def test_the_sentence_has_the_word_and_the_numbers_of_the_interval(table):
     row = table.loc["Triplet (D)"]
     told = comparison.verdicts(table.reset_index())
-    word = COMPARED[verdict(row["difference low"], row["difference high"], comparison.SIZE)]
-    numbers = (
-        f"{row['difference']:+.1f} points of recall@1 ({row['difference low']:+.1f} to {row['difference high']:+.1f})"
-    )
-    assert len(told) == 2 and word in told[0] and numbers in told[0]
+    word = comparison.WORDS[verdict(row["difference low"], row["difference high"], comparison.SIZE)]
+    numbers = f"recall@1 {row['difference']:+.1f} [{row['difference low']:+.1f}, {row['difference high']:+.1f}]"
+    assert len(told) == 2 and f"{numbers}: {word}; MAP@R " in told[0]
 
 
 def test_a_row_without_runs_is_left_out():
