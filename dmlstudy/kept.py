@@ -241,6 +241,8 @@ def page(
     fitted = f"* **Not trained**: a linear layer was fitted to its features of {counted('train')}."
     how = trained if row not in _HOW else fitted if row != AS_IT_IS else f"* **Not trained**: {_HOW[row]}"
     images = " and ".join(_STEPS[name].format(*size) for name, *size in TRANSFORMS[run["transform"]]["test"])
+    scaling = make_transform(run["transform"], False, run["model"]).scaling
+    images += f"; of their pixels / 255, {scaling.mean} are subtracted, then they are divided by {scaling.std}"
     scores = ", ".join(f"{METRICS[m]} {span(m)}" for m in card["intervals"])
     lines = [
         f"# {row}\n",

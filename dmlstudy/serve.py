@@ -97,7 +97,7 @@ class _Finder(_Handler):
             except ValueError as error:
                 return self.refuse(str(error).replace(str(file), "you dropped"), 400)
         names, cut = kept.names(), kept.card["verification"] or {}
-        threshold = cut.get("threshold") if cut.get("stated") else None
+        threshold = (cut.get("threshold") or None) if cut.get("stated") else None
         near = [(float(d), int(row), *names[row]) for d, row in zip(distances[0], rows[0], strict=True)]
         found = [dict(zip(("distance", "row", "image", "class"), one, strict=True)) for one in near]
         said = [f"{len(found)} nearest images."]

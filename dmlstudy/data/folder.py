@@ -128,11 +128,12 @@ def folder_rows(
         rows = [row for name, split in parts.items() for row in _class_rows(place / name, split)]
     else:
         rows = _class_rows(place)
+    if {*parts} == {row[0] for row in rows} and all(parts.values()):  # folders that are named as splits, not classes
+        rows = []
     if not rows:
-        raise ValueError(f"{place} holds no images in class folders, such as {place / 'cat' / '1.jpg'}")
-    if {*parts} == {row[0] for row in rows} and len(parts) < 4 and any(parts.values()):
-        one = f"{place / 'train' / 'cat' / '1.jpg'} and {place / 'test' / 'dog' / '2.jpg'}"
-        raise ValueError(f"{place} has the folders {', '.join(parts)}: a split of your own is laid out as {one}")
+        split = f"; with a split of your own {place / 'train' / 'cat' / '1.jpg'} and {place / 'test' / 'dog' / '2.jpg'}"
+        more = split if any(parts.values()) else ""
+        raise ValueError(f"{place} holds no images in class folders, such as {place / 'cat' / '1.jpg'}{more}")
     return rows
 
 # %% ../../nbs/16_data.folder.ipynb #8cd94220

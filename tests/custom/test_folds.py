@@ -4,8 +4,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dmlstudy.folds import AS_IT_IS, LDA, WHITENED, best_said, chosen_place, chosen_values, fold_answers
-from dmlstudy.folds import fold_interval, training_said
+from dmlstudy.folds import (
+    AS_IT_IS,
+    LDA,
+    WHITENED,
+    best_said,
+    chosen_place,
+    chosen_values,
+    fold_answers,
+    fold_interval,
+    training_said,
+)
 
 ROUNDS, PARTS = 2, 4
 
