@@ -470,7 +470,7 @@ def typical(records: Iterable[Mapping]) -> Callable[[Run], float]:  # seconds
 
     def seconds(run: Run) -> float:
         same, alike = _kinds(vars(run))
-        small, lite = run.model.startswith("convnet"), run.model == "efficientnet_lite0"
+        small, lite = run.model.startswith("convnet"), run.model.startswith("efficientnet_lite0")
         whole = 0.1 if small else 0.3 + 60 / run.eval_every  # about a GPU's time in 32 bits, and a minute an evaluation
         step = middle.get(same, whole if run.train_stem or not (small or lite) else 0.004 if small else 0.1)
         return middle.get(alike, 2.0 + step * run.steps)

@@ -325,6 +325,10 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
+    if "budgets" in profile.search and not args.dry_run:
+        from dmlstudy.searches import train_searches
+
+        return _end(args.profile, train_searches(args.profile, args.jobs), began)
     jobs, draws = [], profile.trial_draws
     for switched in (False, True):  # switched rows have the rates of the others
         stage = []

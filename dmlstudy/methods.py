@@ -18,6 +18,7 @@ ROLES = {  # embedded set -> the published set that it is a stand-in for
     "glyphs_cross": "cars196",
     "glyphs_many": "sop",
     "glyphs_shop": "inshop",
+    "cars196_crops": "cars196",
 }
 
 
@@ -112,7 +113,8 @@ class Method:
                 raise ValueError(f"{name}={value} means nothing here: the method has no {part} that takes it")
             parts[part][name] = value
         if loss_args is not None:
-            parts["loss"] |= _numbers(self.loss, loss_args, DEFAULTS["loss"].get(self.loss, self.loss_args))
+            usual = {**DEFAULTS["loss"].get(self.loss, {}), **self.loss_args}
+            parts["loss"] |= _numbers(self.loss, loss_args, usual)
         named = {part: args and {"name": getattr(self, part), **args} for part, args in parts.items()}
         more = {name: getattr(self, name) for name in ("views", "ramps", "equalize", "around", "source")}
         return named | {name: value for name, value in more.items() if value not in (None, False, {})}

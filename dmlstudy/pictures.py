@@ -65,7 +65,9 @@ def gallery(
     rows: Sequence[int] | None = None,  # queries to show; None: six, evenly spaced
     distances: Tensor | np.ndarray | None = None,  # (Q, k), written above the neighbours
 ) -> plt.Figure:
-    "Queries and their nearest neighbours, right and wrong ones framed"
+    "Draw queries and their nearest neighbours, right and wrong ones framed; not the images of CARS196"
+    if any(part.startswith("cars196") for part in getattr(images, "folder", Path()).parts):
+        raise ValueError("no picture is drawn of CARS196: none of its images may be passed on")
     found, names, known = np.asarray(found), np.asarray(labels).astype(str), queries is None
     use_look(names)
     rows = np.linspace(0, len(found) - 1, min(6, len(found))).astype(int) if rows is None else rows

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['t_interval', 'paired_differences', 'holm', 'rank_intervals', 'tied_with_best', 'seeds_needed', 'crossed_interval',
-           'correlation', 'correlation_interval', 'variance_components']
+           'search_interval', 'correlation', 'correlation_interval', 'variance_components']
 
 # %% ../nbs/06_stats.ipynb #05128fee
 from collections.abc import Mapping, Sequence
@@ -113,6 +113,26 @@ def crossed_interval(
     t = stats.t.isf((1 - level) / 2, np.maximum(np.nan_to_num(nu), n - 1))
     half = t * np.sqrt(np.maximum(r + c - e, np.maximum(r, c)) / (n * len(q)))
     return value, value - half, value + half
+
+# %% ../nbs/06_stats.ipynb #bb389837
+def search_interval(
+    values: np.ndarray,  # (..., S, k): search s on replicates s, s + 1, ... s + k - 1, modulo S
+    level: float = 0.95,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # mean, low, high, (...); NaN at fewer than three searches
+    "Mean over searches that share replicates, with an interval over both"
+    check_numbers("interval", over=0, under=1, level=level)
+    values = np.asarray(values, float)
+    S, k = values.shape[-2:]
+    mean = values.mean((-2, -1))
+    if S < 3:
+        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    z = values - mean[..., None, None]
+    by_replicate = sum(np.roll(z[..., j], j, -1) for j in range(k)) / k
+    search, replicate = ((part**2).sum(-1) / (S * (S - 1)) for part in (z.mean(-1), by_replicate))
+    single = (z**2).sum((-2, -1)) / (S * k * (S * k - 1))
+    variance = np.maximum(np.maximum(search, replicate), search + replicate - single)
+    half = stats.t.isf((1 - level) / 2, S - 1) * np.sqrt(variance)
+    return mean, mean - half, mean + half
 
 # %% ../nbs/06_stats.ipynb #2d9da9dc
 def correlation(

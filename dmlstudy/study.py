@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXPERIMENTS', 'QUESTIONS', 'PROFILES', 'Profile', 'tuned', 'chosen_for', 'keep_choice', 'protocol_fields', 'run_of',
-           'setting_of', 'methods_of', 'trials', 'search_runs', 'scores', 'choose', 'choose_in_boxes',
+           'setting_of', 'methods_of', 'tried_in_box', 'trials', 'search_runs', 'scores', 'choose', 'choose_in_boxes',
            'chosen_by_search', 'unsearched', 'settings_of', 'runs_of', 'Job', 'all_runs', 'jobs_of', 'asked_by']
 
 # %% ../nbs/86_study.ipynb #a9b3641c
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from .boxes import box_of, fitted_best, in_box, run_fields, unit_points
+from .boxes import box_of, fitted_best, from_box, in_box, run_fields, unit_points
 from .core import Run, asset, is_folder, lookup, make_run, write_atomically
 from .methods import METHODS, ROTH_METHODS, SEC_METHODS, with_none
 from .records import outputs, selected
@@ -235,10 +235,34 @@ def methods_of(
     return tuple(name for name, row in METHODS.items() if wanted(name, row) and not (row.equalize or row.pairs))
 
 # %% ../nbs/86_study.ipynb #72427af6
-def _tried(p: Profile, method: str, replicate: int) -> np.ndarray:  # (trials, axes), in the unit cube
-    "Where the trials of a search in boxes lie; elsewhere in each search of several"
-    axes, several = len(box_of(METHODS[method], p.search)), len(p.searches) > 1
-    return unit_points(p.search["trials"], axes, zlib.crc32(method.encode()) + several * replicate)
+def _published(profile: str, dataset: str, method: str, box: Mapping) -> tuple[np.ndarray, dict]:
+    "Where a profile's unsearched run of a method lies in its box, and what it sets"
+    run = run_of(profile, dataset, method)
+    loss, miner, added = (run.recipe()[part] or {} for part in ("loss", "miner", "regularizer"))
+    values = {**loss, "p_switch": miner.get("p_switch"), "eta": added.get("eta")}
+    values |= {"lr": run.lr, "loss_lr": run.loss_lr / run.lr, "samples_per_class": run.samples_per_class}
+    return from_box(box, values), {"lr": run.lr}
+
+
+def tried_in_box(
+    profile: str,  # name in PROFILES, whose search has `trials`
+    dataset: str,  # name in DATASETS
+    method: str,  # name in METHODS
+    replicate: int,  # of the trials
+) -> list[tuple[np.ndarray, dict]]:  # place in the unit cube of the method's box, fields of a run
+    "Return the trials of a search in a box; each search of several has points of its own"
+    p, row = PROFILES[profile], METHODS[method]
+    box, base = box_of(row, p.search), p.search.get("inside", {}).get(method)
+    n, seed = p.search["trials"] // (2 if base else 1), zlib.crc32(method.encode())
+    points = unit_points(n, len(box), seed + (replicate if len(p.searches) > 1 else 0))
+    own = [*zip(points, (run_fields(row, point) for point in in_box(box, points)), strict=True)]
+    if p.search.get("published"):
+        own = [_published(profile, dataset, method, box), *own[:-1]]
+    if not base:
+        return own
+    shared = tried_in_box(profile, dataset, base, replicate)[::2]  # the base's, at weight 0, and as many more
+    null = [(np.append(place, 0.0), {"method": base, **fields}) for place, fields in shared]
+    return [trial for pair in zip(null, own, strict=True) for trial in pair]
 
 
 def trials(
@@ -256,7 +280,7 @@ def trials(
         known = ", ".join(name for name, other in PROFILES.items() if other.search)
         raise ValueError(f"profile {profile!r} has no search of its own; these have: {known}")
     if "trials" in p.search:
-        return [run_fields(row, point) for point in in_box(box_of(row, p.search), _tried(p, method, replicate))]
+        return [fields for _, fields in tried_in_box(profile, dataset, method, replicate)]
     if row.protocol != "roth":
         etas = p.search["eta"].get(row.regularizer)
         factors = p.search.get("eta_factors") if etas else None
@@ -277,8 +301,9 @@ def search_runs(
 ) -> list[Run]:
     "The trials of methods of a profile on one data set, on the classes of the split or of that replicate"
     at = PROFILES[profile].searches[0] if replicate is None else replicate
+    said = {"measure": "validation", "replicate": at, "train_classes": None}
     return [
-        run_of(profile, dataset, method, seed, fold=fold, **one, measure="validation", replicate=at, train_classes=None)
+        run_of(profile, dataset, **{"method": method, **one}, seed=seed, fold=fold, **said)
         for method in methods or methods_of(profile, dataset)
         for one in trials(profile, dataset, method, at)
         for fold in PROFILES[profile].search["folds"]
@@ -314,6 +339,10 @@ def choose(
     return chosen
 
 # %% ../nbs/86_study.ipynb #1be88f08
+def _places(profile: str, dataset: str, method: str, draws: Iterable[int]) -> np.ndarray:  # (trials, axes)
+    return np.vstack([place for at in draws for place, _ in tried_in_box(profile, dataset, method, at)])
+
+
 def choose_in_boxes(
     profile: str,  # name in PROFILES, whose search has `trials`
     records: Iterable[Mapping],  # of its trials
@@ -332,7 +361,7 @@ def choose_in_boxes(
             reached = np.array([search_score(selected(by_key[key], rule)) for key in keys])
             reached = reached.reshape(len(draws), p.search["trials"], -1).mean(2)
             reached = (reached - reached.mean(1, keepdims=True) + reached.mean()).ravel()  # characters differ by draw
-            box, points = box_of(METHODS[method], p.search), np.vstack([_tried(p, method, at) for at in draws])
+            box, points = box_of(METHODS[method], p.search), _places(profile, dataset, method, draws)
             choice, share = fitted_best(points, reached, enough=p.search.get("enough", 0.3))  # 1: the best trial
             edges = [axis for axis, at in zip(box, choice, strict=True) if not 0.02 <= at <= 0.98]
             fields = run_fields(METHODS[method], in_box(box, choice[None])[0])

@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from grids import each
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -93,7 +94,7 @@ def test_triplets_are_valid_on_any_batch(case):
 
 
 @cases
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_all_widths(case, dtype):
     f, labels = torch.randn(24, 8, generator=generator(2)).to(dtype), torch.arange(24) // 3
     exact = make(case)(f.double(), labels)
@@ -132,7 +133,7 @@ def test_autograd_autocast_and_scale_do_not_matter(case):
         assert torch.equal(torch.stack(make(case)(f, labels.to(dtype))), plain)
 
 
-@cases
+@each("case", CASES)
 def test_mistakes_are_named(case):
     f, labels = torch.randn(6, 8, generator=generator(5)), torch.arange(6) // 2
     with pytest.raises(ValueError, match=r"labels must have shape \(6,\)"):
@@ -182,7 +183,7 @@ def test_new_tensors_are_told_their_device(case):
     assert seen.placeless == []
 
 
-@pytest.mark.parametrize("options", [{}, {"upper_cutoff": 1.4, "weight_cap": 0.5}])
+@each("options", [{}, {"upper_cutoff": 1.4, "weight_cap": 0.5}])
 def test_distance_miner_waits_for_nothing(options, monkeypatch):
     monkeypatch.setattr(
         torch.compiler, "is_compiling", lambda: True
@@ -232,8 +233,8 @@ def analytic(f, labels, anchor, upper=None, cap=None):
     return [math.exp(logs[j] - max(logs.values())) if j in logs else 0.0 for j in range(len(labels))]
 
 
-@pytest.mark.parametrize("dim", [2, 64])
-@pytest.mark.parametrize("options", [{}, {"upper_cutoff": 1.4}, {"weight_cap": 0.5}])
+@each("dim", [2, 64])
+@each("options", [{}, {"upper_cutoff": 1.4}, {"weight_cap": 0.5}])
 def test_negatives_follow_the_analytic_weights(dim, options):
     g = generator(11, dim)
     f = torch.randn(3, dim, generator=g).repeat_interleave(4, 0) + 1.2 * torch.randn(12, dim, generator=g)
@@ -246,7 +247,7 @@ def test_negatives_follow_the_analytic_weights(dim, options):
     assert fits([found[j] for j in range(12)], expected) > 1e-4
 
 
-@pytest.mark.parametrize("dim", [2, 3, 4])
+@each("dim", [2, 3, 4])
 def test_drawn_distances_are_spread_evenly(dim):
     g = generator(12, dim)
     f, found = torch.randn(500, dim, generator=g), []
@@ -267,9 +268,7 @@ def test_positives_are_uniform(case):
     assert fits([found[j] for j in range(9)], [0, 1, 1, 1, 1, 0, 0, 0, 0]) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("labels", "n_triplets"), [([0, 0, 1, 1, 2], None), ([0, 0, 0, 1, 1, 2, 2, 2], 4), ([0, 0, 1], 5)]
-)
+@each("labels, n_triplets", [([0, 0, 1, 1, 2], None), ([0, 0, 0, 1, 1, 2, 2, 2], 4), ([0, 0, 1], 5)])
 def test_random_is_uniform_over_all_triplets(labels, n_triplets):
     labels, miner, found = torch.tensor(labels), make_miner("random", n_triplets=n_triplets), Counter()
     valid = sorted(loop_triplets(labels))
@@ -283,7 +282,7 @@ def test_random_is_uniform_over_all_triplets(labels, n_triplets):
     assert set(found) == set(valid)
 
 
-@pytest.mark.parametrize(("total", "size"), [(9, 7), (9, 9), (200, 3), (10**15, 1000), (5, 0)])
+@each("total, size", [(9, 7), (9, 9), (200, 3), (10**15, 1000), (5, 0)])
 def test_distinct_ranks(total, size):
     g = generator(14, total)
     ranks = distinct_ranks(total, size, g)
@@ -332,7 +331,7 @@ def naive_sets(f, labels, case, anchor):
 
 
 @pytest.mark.parametrize("case", ["softhard", "semihard", "nearest"])
-@pytest.mark.parametrize("spread", [0.3, 0.8, 2.0])
+@each("spread", [0.3, 0.8, 2.0])
 def test_hardness_rules_against_loops(case, spread):
     g = generator(15, case)
     for trial in range(4):
@@ -372,15 +371,15 @@ def test_a_negative_as_far_as_the_positive_is_not_farther():
     assert {int(softhard(line, labels)[2][0]) for _ in range(30)} == {2, 3}
 
 
-@pytest.mark.parametrize("few", [0, 8])
+@each("few", [0, 8])
 def test_of_equally_far_negatives_the_first_is_taken(few):
     line, labels = torch.tensor([[0.0], [9.0], [3.0], [-3.0], [1.0]]), torch.tensor([0, 0, 1, 2, 3])
     d, a = (line - line.T).abs(), torch.arange(1)
     assert next_negatives(d, pair_masks(labels)[1], a, a + 1, few=few).tolist() == [2]
 
 
-@pytest.mark.parametrize("case", list(MINERS))
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("case", MINERS)
+@each("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
 def test_labels_of_any_integer_type(case, dtype):
     f, labels = torch.randn(12, 5, generator=generator(26)), torch.arange(12) // 3
     expected = make_miner(case)(f, labels, generator(27))
@@ -413,7 +412,7 @@ def test_without_switching_it_is_the_distance_miner_batch_after_batch():
             assert torch.equal(torch.stack(rho(f, labels)), torch.stack(base(f, labels)))
 
 
-@pytest.mark.parametrize("p_switch", [0.0, 0.15, 0.4, 1.0])
+@each("p_switch", [0.0, 0.15, 0.4, 1.0])
 def test_share_of_switched_tuples(p_switch):
     f, labels = torch.randn(200, 8, generator=generator(18)), torch.arange(200) // 2
     base, rho, switched = DistanceMiner(seed=1), make_miner("rho_distance", p_switch=p_switch, seed=1), 0
@@ -454,7 +453,7 @@ def test_a_single_class_has_no_triplet():
     assert p.tolist() == n.tolist() == list(range(5)) and not has_n.any()
 
 
-@pytest.mark.parametrize("dim", [2, 3, 128, 2048])
+@each("dim", [2, 3, 128, 2048])
 def test_weights_are_finite_at_every_distance(dim):
     angle = torch.cat([torch.logspace(-8, 0.49, 40), torch.tensor([0.0, math.pi])])
     f = torch.zeros(42, dim)
@@ -507,7 +506,11 @@ def test_on_a_gpu(case):
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=gpu) for case in ("distance", "distance_paper", "rho_self")])
 def test_no_wait_on_a_gpu(case):
-    f, labels, miner = torch.randn(24, 8, device="cuda"), torch.arange(24, device="cuda") // 3, make(case)
+    f, labels, miner = (
+        torch.randn(24, 8, generator=generator(23)).cuda(),
+        torch.arange(24, device="cuda") // 3,
+        make(case),
+    )
     miner(f, labels)
     try:
         torch.cuda.set_sync_debug_mode("error")

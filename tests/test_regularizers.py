@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from grids import each
 from scipy import stats
 from torch import nn
 
@@ -22,7 +23,7 @@ from dmlstudy.regularizers import (
 )
 
 names = pytest.mark.parametrize("name", REGULARIZERS)
-widths = pytest.mark.parametrize(("dtype", "eps"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+widths = each("dtype, eps", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -88,7 +89,7 @@ def test_detaching_the_mean_matters_with_memory():
     assert relative(grad(sec.train(False)(f), f), 2 / 60 * ((n - mu) / n)[:, None].detach() * f.detach()) < 1e-12
 
 
-@pytest.mark.parametrize("momentum", [1.0, 0.5, 0.01])
+@each("momentum", [1.0, 0.5, 0.01])
 def test_running_mean(momentum):
     sec, mu = SEC(eta=1, momentum=momentum).double(), None
     for t in range(20):
@@ -127,7 +128,7 @@ def test_gradcheck_and_weight(name):
 
 
 @names
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_odd_batches_are_finite(name, dtype):
     for f in (torch.zeros(3, 4), torch.ones(1, 4), torch.ones(0, 4), torch.full((2, 512), 6e4), torch.eye(3, 4)):
         f = f.to(dtype).requires_grad_()
@@ -150,7 +151,7 @@ def test_a_batch_without_rows_leaves_no_trace(name):
     assert torch.equal(reg(f, labels), fresh(f, labels))
 
 
-@pytest.mark.parametrize("name", ["sec", "l2"])
+@each("name", ["sec", "l2"])
 def test_the_weight_rises_with_the_steps_and_goes_on_after_a_stop(name):
     f, whole = batch("ramp"), make_regularizer(name, eta=0.4)(batch("ramp")).item()
     reg, again = make_regularizer(name, eta=0.4, ramp=5), make_regularizer(name, eta=0.4, ramp=5)
@@ -247,7 +248,7 @@ def test_ring_learns_its_radius():
 # ---- balanced gradients ----
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+@each("power", [0.0, 1.0, 2.0])
 def test_one_step_turns_by_norm_to_the_power_minus_two(power):
     direction = unit(torch.randn(1, 64, generator=generator(2), dtype=torch.float64))
     n = torch.logspace(-2, 2, 21, dtype=torch.float64)[:, None]
@@ -272,7 +273,7 @@ def test_balanced_gradients_leave_the_value_and_scale_the_rows(dtype, eps):
     assert relative(beside, plain * n / n.mean() + grad(SEC(eta=1)(f), f)) < eps
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_balanced_gradients_of_odd_batches(dtype):
     for f in (torch.zeros(3, 4), torch.ones(0, 4), torch.ones(1, 4), torch.tensor([[0.0, 0], [1, 0]])):
         f = f.to(dtype).requires_grad_()
@@ -291,6 +292,7 @@ class Network(nn.Module):
 
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.stem, self.layer1 = nn.Conv2d(1, 4, 3), nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU())
         self.twice, self.never, self.head = nn.Conv2d(4, 4, 1), nn.Identity(), nn.Linear(4, 3)
 
@@ -303,7 +305,7 @@ def images_and_labels():
     return torch.randn(6, 1, 8, 8, generator=generator(4)), torch.arange(6) // 2
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.7, 1.0, 2.0, 8.0])
+@each("alpha", [0.2, 0.5, 0.7, 1.0, 2.0, 8.0])
 def test_lam_is_beta_distributed(alpha):
     g = generator(5, str(alpha))
     drawn = [draw_beta(alpha, g) for _ in range(3000)]
@@ -311,7 +313,7 @@ def test_lam_is_beta_distributed(alpha):
     assert stats.kstest(drawn, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("location", ["input", "stem", "layer1", "layer1.0", "twice", "head"])
+@each("location", ["input", "stem", "layer1", "layer1.0", "twice", "head"])
 def test_mixing_at_a_location(location):
     model, (images, labels) = Network(), images_and_labels()
     mix = ManifoldMixup(location, seed=2).draw(labels)
@@ -381,7 +383,7 @@ def test_mixing_by_hand():
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=gpu) for name in REGULARIZERS])
 def test_no_wait_on_a_gpu(name):
-    f, reg = torch.randn(12, 8, device="cuda", requires_grad=True), named(name)
+    f, reg = torch.randn(12, 8, generator=generator(1)).cuda().requires_grad_(), named(name)
     reg(f)  # the first batch is looked at
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -393,7 +395,7 @@ def test_no_wait_on_a_gpu(name):
     assert abs(reg(f).item() / named(name)(f.detach().cpu()).item() - 1) < 1e-4
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@each("bad", [torch.nan, torch.inf])
 def test_sec_forgets_a_batch_that_is_not_finite(bad):
     f, reg, clean = torch.randn(6, 4, generator=generator(7)), make_regularizer("sec", momentum=0.3), []
     for batch in (f, f * bad, 2 * f):
@@ -417,7 +419,7 @@ def test_mixing_an_input_given_by_name():
     assert torch.equal(*mixed) and not torch.equal(mixed[0], 2 * x)
 
 
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@each("wrong", [torch.nan, torch.inf])
 def test_ring_starts_at_the_first_finite_batch(wrong):
     """A first batch that diverged leaves neither a radius nor a trace in the optimiser."""
     ring = make_regularizer("ring")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ..core import asset, lookup, root
-from .files import NO_STRICT, Decoded, Files, leaves, reading, verify
+from .files import NO_STRICT, Decoded, Files, leaves, opened, reading, verify
 from .splits import Data, Split
 
 # %% ../../nbs/12_data.layouts.ipynb #07d73b2c
@@ -151,10 +151,23 @@ def _car_rows(path: Path, names: Sequence[str], folder: str, field: str) -> list
     return [(names[c - 1], name) for c, name in rows]
 
 
-def _read_cars(base: Path, names: str, *lists: tuple[str, str, str]) -> dict[str, tuple]:
+def _read_cars(base: Path, names: str, lists: Sequence[tuple[str, str, str]]) -> dict[str, tuple]:
     "CARS with official lists: the file with the names, and files of annotations with folder and field of their paths"
     names = [*map(str, _read_mat(base / names, "class_names"))]
     return halves(names, [row for file, *where in lists for row in _car_rows(base / file, names, *where)])
+
+# %% ../../nbs/12_data.layouts.ipynb #2d954ecf
+def _car_boxes(
+    place: "Place",  # of cars196 in an official layout, from `locate`
+) -> list[tuple[int, str, tuple[int, ...]]]:  # class 1 to 196, path below its folder, box (left, top, right, bottom)
+    "Return class, path and bounding box of every official annotation"
+    lists, found = getattr(LAYOUTS["cars196"][place.layout][1], "keywords", {}).get("lists", ()), []
+    for file, folder, field in lists:
+        with reading(place.folder / file):
+            for row in _read_mat(place.folder / file, "annotations"):
+                box = tuple(int(row[f"bbox_{side}"]) for side in ("x1", "y1", "x2", "y2"))
+                found.append((int(row["class"]), _below(folder, str(row[field])), box))
+    return found
 
 # %% ../../nbs/12_data.layouts.ipynb #6d818fc1
 def _read_car_folders(base: Path, parts: Sequence[str] = ("images",)) -> dict[str, tuple]:
@@ -270,12 +283,13 @@ def _car_halves(test: str) -> tuple:  # a layout
     "CARS as two halves with the development kit; where the annotations of the second half lie"
     names, train = "devkit/cars_meta.mat", "devkit/cars_train_annos.mat"
     lists = (train, "cars_train", "fname"), (test, "cars_test", "fname")
-    return (names, train, test, "cars_train/*.jpg", "cars_test/*.jpg"), lambda base: _read_cars(base, names, *lists)
+    needs = names, train, test, "cars_train/*.jpg", "cars_test/*.jpg"
+    return needs, partial(_read_cars, names=names, lists=lists)
 
 
 _CAR_LIST = ("cars_annos.mat", "", "relative_im_path")
 _CARS = {
-    "official list": (("cars_annos.mat", "car_ims"), lambda base: _read_cars(base, "cars_annos.mat", _CAR_LIST)),
+    "official list": (("cars_annos.mat", "car_ims"), partial(_read_cars, names="cars_annos.mat", lists=(_CAR_LIST,))),
     "official halves": _car_halves("devkit/cars_test_annos_withlabels.mat"),
     "official halves, test list outside": _car_halves("cars_test_annos_withlabels.mat"),
     "class folders in images": (("images/*/*.jpg",), _read_car_folders),
@@ -285,6 +299,7 @@ _CARS = {
 }
 
 # %% ../../nbs/12_data.layouts.ipynb #c857ad48
+_CROP = 128  # pixels of a side of the crops of CARS196
 _SHOP = "list_eval_partition.txt"
 _GROCERY = ("classes.csv", "train.txt", "val.txt", "test.txt")
 LAYOUTS: dict[str, dict[str, tuple[tuple[str, ...], Callable]]] = {  # layout -> what it needs, reader
@@ -294,6 +309,10 @@ LAYOUTS: dict[str, dict[str, tuple[tuple[str, ...], Callable]]] = {  # layout ->
         "class folders": (("[0-9]*.*/*",), partial(_read_class_folders, parts=("",))),
     },
     "cars196": _CARS,
+    "cars196_crops": {
+        "class folders": (("[0-9]*/*.jpg",), partial(_read_class_folders, parts=("",))),
+        "class folders in images": (("images/[0-9]*/*.jpg",), _read_class_folders),
+    },
     "sop": {
         "official lists": (("Ebay_train.txt", "Ebay_test.txt", "*_final/*"), _read_sop),
         "lists in Info_Files": (
@@ -416,11 +435,23 @@ def count(data: Data) -> dict[str, tuple[bool, str]]:
     return found
 
 # %% ../../nbs/12_data.layouts.ipynb #fcf9bb38
+def _is_crop(images: Files) -> bool:
+    "Whether the first image has the size of the crops; of a file that is not there, False"
+    first = images.folder / images.paths[0]
+    try:
+        with opened(first) as image:
+            return image.size == (_CROP, _CROP)
+    except (ValueError, OSError):
+        return False
+
+# %% ../../nbs/12_data.layouts.ipynb #57f6b8bf
 def faults(data: Data) -> list[str]:  # sentences
     "What keeps a data set from being the published one: other numbers, classes in training and in test"
     wrong = [line for right, line in count(data).values() if not right]
     tests = {name for part in (data.test, data.query, data.gallery) if part is not None for name in part.class_names}
     shared = [] if SOURCES[data.name]["shares_classes"] else sorted(tests & {*data.train.class_names})
+    if data.name == "cars196" and _is_crop(data.train.images):
+        wrong.append("its images have 128 x 128 pixels: these are crops, put their folders under cars196_crops/")
     return wrong + [f"{len(shared)} classes are in training and in test, such as {name}" for name in shared[:1]]
 
 # %% ../../nbs/12_data.layouts.ipynb #c32ab18d

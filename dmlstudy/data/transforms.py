@@ -143,7 +143,7 @@ def _scaling_of(name: str, backbone: str) -> Scaling:
     "The scaling that a backbone's weights want"
     if name in ("cifar", "simclr"):
         return SCALINGS["cifar"]
-    if backbone == "efficientnet_lite0":
+    if backbone.startswith("efficientnet_lite0"):
         return SCALINGS["lite"]
     return SCALINGS["imagenet" if backbone != "bninception" else "caffe_sec" if name == "sec" else "caffe"]
 

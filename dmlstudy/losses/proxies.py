@@ -142,6 +142,7 @@ class NormalizedSoftmaxLoss(ProxyLoss, name="softmax"):
         lr: of the proxies; 2e-3 on SOP; None: the network's
         seed: of the first proxies
         variant: published is the same
+        label_smoothing: ε, share of a label that is spread over all classes
     """
 
     takes_targets = True
@@ -154,13 +155,15 @@ class NormalizedSoftmaxLoss(ProxyLoss, name="softmax"):
         lr: float | None = 1e-5,  # of the proxies; 2e-3 on SOP; None: the network's
         seed: int = 0,  # of the first proxies
         variant: str = "corrected",  # published is the same
+        label_smoothing: float = 0.0,  # ε, share of a label that is spread over all classes
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
         check_numbers(self, over=0, temperature=temperature)
-        self.temperature = temperature
+        check_numbers(self, under=1, label_smoothing=label_smoothing)
+        self.temperature, self.label_smoothing = temperature, label_smoothing
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
-        return soft_cross_entropy(self.logits(f, labels, 1 / self.temperature)[0], labels)
+        return soft_cross_entropy(self.logits(f, labels, 1 / self.temperature)[0], labels, self.label_smoothing)
 
 # %% ../../nbs/53_losses.proxies.ipynb #e6bde06a
 class ArcFaceLoss(ProxyLoss, name="arcface"):

@@ -19,6 +19,7 @@ from ..core import asset, check_numbers, generator, lookup
 from .backbones import BACKBONES, BNINCEPTION_FILE, freeze_batchnorm, make_backbone
 from .convnet import CONVNETS, init_weights, make_convnet
 from .lite import lite0_file, make_lite0
+from .projection import PROJECTIONS, fit_projection
 
 # %% ../../nbs/39_models.ipynb #9afbc537
 def _fixed(features: int, *kept: str) -> nn.BatchNorm1d:
@@ -36,11 +37,13 @@ HEADS = {
     "standardised": lambda features, linear: [_fixed(features, "mean", "var"), linear],
     "bn_after": lambda features, linear: [linear, nn.BatchNorm1d(linear.out_features)],
     "weight_norm": lambda features, linear: [weight_norm(linear)],
+    **{kind: lambda features, linear: [linear] for kind in PROJECTIONS},  # `calibrate` fits it, "lda:0.1" with a ridge
+    "identity": lambda features, linear: [nn.Identity()],
 }
 
 
 def make_head(
-    name: str,  # name in HEADS
+    name: str,  # name in HEADS, with a ridge where it is fitted, as "lda:0.1"
     features: int,  # dimension of the backbone's output
     dim: int,  # dimension of the embedding
     rng: torch.Generator,  # for the new weights
@@ -48,12 +51,20 @@ def make_head(
     """New last layers
 
     Args:
-        name: name in HEADS
+        name: name in HEADS, with a ridge where it is fitted, as "lda:0.1"
         features: dimension of the backbone's output
         dim: dimension of the embedding
         rng: for the new weights
     """
-    return nn.Sequential(*lookup("head", name, HEADS)(features, init_weights(nn.Linear(features, dim), rng)))
+    kind, _, ridge = name.partition(":")
+    if kind == "identity" and dim != features:
+        raise ValueError(f"the head 'identity' keeps the {features} features of the network; got dim={dim}")
+    head = nn.Sequential(*lookup("head", kind, HEADS)(features, init_weights(nn.Linear(features, dim), rng)))
+    if kind in PROJECTIONS:
+        head[0].fitted = kind, float(ridge or 0.01)
+    elif ridge:
+        raise ValueError(f"the head {kind!r} has no ridge, {', '.join(PROJECTIONS)} have one; got {name!r}")
+    return head
 
 # %% ../../nbs/39_models.ipynb #bdc79692
 class EmbeddingNet(nn.Module):
@@ -83,12 +94,17 @@ class EmbeddingNet(nn.Module):
     def calibrate(
         self,
         h: Tensor,  # (N, ...), stem features of training images
+        labels: Tensor | None = None,  # (N,), needed by the head `lda`
     ) -> None:
-        "Set the statistics of the head's batch normalisation to those of the training images"
-        if any(isinstance(layer, nn.BatchNorm1d) for layer in self.head):
+        "Fit the head's batch normalisation or projection to the training images"
+        if any(isinstance(layer, nn.BatchNorm1d) or hasattr(layer, "fitted") for layer in self.head):
             with torch.no_grad():
                 features = self.backbone.tail(h)
                 for layer in self.head:
+                    if hasattr(layer, "fitted"):
+                        kind, ridge = layer.fitted
+                        fit = fit_projection(kind, features, labels, layer.out_features, ridge)
+                        layer.weight.copy_(fit[0]), layer.bias.copy_(fit[1])
                     if isinstance(layer, nn.BatchNorm1d):
                         for name in getattr(layer, "kept", ("mean", "var")):
                             getattr(layer, f"running_{name}").copy_(getattr(features, name)(0))
@@ -98,11 +114,12 @@ class EmbeddingNet(nn.Module):
 MODELS = {  # name -> function of weights and generator that makes a backbone
     **{name: partial(make_convnet, name=name) for name in CONVNETS},
     "efficientnet_lite0": make_lite0,
+    **{f"efficientnet_lite0_block{first}": partial(make_lite0, trained_from=first) for first in (5, 6)},
     **{name: partial(make_backbone, name) for name in BACKBONES},
 }
 
 
-FROZEN_STEMS = (*CONVNETS, "efficientnet_lite0")  # networks whose stem can be frozen and its output kept
+FROZEN_STEMS = tuple(name for name in MODELS if name not in BACKBONES)  # their stem can be frozen, its output cached
 
 
 def make_model(

@@ -7,6 +7,7 @@ __all__ = ['lite0_file', 'Lite0', 'make_lite0']
 
 # %% ../../nbs/32_models.lite.ipynb #36af971e
 import hashlib
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 
@@ -38,18 +39,22 @@ def lite0_file() -> Path:
 
 # %% ../../nbs/32_models.lite.ipynb #7f0a674d
 class _Tail(nn.Module):
-    "Positions to features: 1 x 1 convolution, batch normalisation, ReLU6, mean over positions"
+    "Trained blocks, if any; 1 x 1 convolution, batch normalisation, ReLU6, mean over positions"
 
     def __init__(
         self,
         channels: int = 320,  # of a position
         dim: int = 1280,  # number of features
+        blocks: nn.Module | None = None,  # maps (B, C, h, w) to maps of `channels`; None: the stem has them all
     ):
         super().__init__()
+        self.blocks = blocks
         self.conv, self.bn = nn.Linear(channels, dim, bias=False), nn.BatchNorm1d(dim, eps=1e-3, momentum=0.01)
 
-    def forward(self, h: Tensor) -> Tensor:  # (B, P, channels), float16 or float32 -> (B, dim)
-        x = F.relu6(self.bn(self.conv(h.to(self.conv.weight.dtype)).flatten(0, 1)))
+    def forward(self, h: Tensor) -> Tensor:  # (B, P, channels), or maps for the blocks; float16 or float32 -> (B, dim)
+        h = h.to(self.conv.weight.dtype)
+        h = h if self.blocks is None else self.blocks(h).flatten(2).transpose(1, 2)
+        x = F.relu6(self.bn(self.conv(h).flatten(0, 1)))
         return x.unflatten(0, h.shape[:2]).mean(1)
 
 # %% ../../nbs/32_models.lite.ipynb #19a90675
@@ -58,21 +63,27 @@ class Lite0(nn.Module):
 
     dim = 1280  # number of features
 
-    def __init__(self):
+    def __init__(
+        self,
+        trained_from: int = 7,  # first of the blocks 0 to 6 that is trained with the tail; 7: none
+    ):
         super().__init__()
         if util.find_spec("timm") is None:
             raise ImportError(f"efficientnet_lite0 needs timm, which is not installed: {_REMEDY}.")
         import timm
 
         net = timm.create_model("tf_efficientnet_lite0", num_classes=0)
-        self.stem, self.tail = nn.Sequential(net.conv_stem, net.bn1, net.blocks), _Tail()
+        self.whole = trained_from == len(net.blocks)  # the stem has all blocks
+        self.stem = nn.Sequential(net.conv_stem, net.bn1, net.blocks[:trained_from])
+        self.tail = _Tail(blocks=None if self.whole else net.blocks[trained_from:])
 
     def stem_features(
         self,
         images: Tensor,  # (B, 3, H, W), scaled
-    ) -> Tensor:  # (B, P, 320), P positions at stride 32
-        "What a frozen stem makes of images; computed once for all runs"
-        return self.stem(images).flatten(2).transpose(1, 2)
+    ) -> Tensor:  # (B, P, 320), P positions at stride 32; maps (B, C, h, w) where blocks are trained
+        "Return the output of the frozen stem, computed once for all runs"
+        h = self.stem(images)
+        return h.flatten(2).transpose(1, 2) if self.whole else h
 
     def forward(
         self,
@@ -84,14 +95,16 @@ class Lite0(nn.Module):
 def make_lite0(
     weights: str | None = "imagenet",  # of the optional package; None: new ones
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
+    trained_from: int = 7,  # first of the blocks 0 to 6 that is trained with the tail; 7: none
 ) -> Lite0:
     """The backbone of the photographs
 
     Args:
         weights: of the optional package; None: new ones
         rng: for new weights; None: one with seed 0
+        trained_from: first of the blocks 0 to 6 that is trained with the tail; 7: none
     """
-    net = seeded(Lite0, rng or generator(0, "model"))
+    net = seeded(partial(Lite0, trained_from), rng or generator(0, "model"))
     if weights is None:
         return net
     lookup("set of weights of efficientnet_lite0", weights, ["imagenet"])

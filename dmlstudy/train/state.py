@@ -182,7 +182,7 @@ def start(run: Run, feed: Feed | FileFeed, device: torch.device) -> State:  # be
     model = make_model(*how).to(device).train()
     if feed.stem:
         model.backbone.stem.requires_grad_(False)
-        model.calibrate(feed.inputs["train"][:, 0])
+        model.calibrate(feed.inputs["train"][:, 0], feed.labels["train"])
         model.train()
     row = lookup("method", run.method, METHODS)
     state = State(run, row, feed, Network(run, model, feed), metrics=_measured(run, feed.labels))

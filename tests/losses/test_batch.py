@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from edge_batches import FINITE
+from grids import each
 from loops import N, P, batch, dist, log1p_sum, mean, relu
 from pytorch_metric_learning import distances as pml_distances
 from pytorch_metric_learning import losses as pml
@@ -139,8 +140,8 @@ CASES = {  # name -> (class, arguments, loop, arguments of the loop)
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", CASES)
+@each("seed", range(3))
 def test_loops(case, seed):
     """Value and gradient are those of the formula, over random batches."""
     name, arguments, loop, loop_arguments = CASES[case]
@@ -157,23 +158,26 @@ def raw(kind):
     return kind(normalize_embeddings=False)
 
 
-PML = {  # name -> (ours, theirs)
-    "lifted": (
+PML = {  # name -> ours and theirs
+    "lifted": lambda: (
         room.GeneralizedLiftedLoss(l2_weight=0),
         pml.GeneralizedLiftedStructureLoss(1, 0, distance=raw(pml_distances.LpDistance)),
     ),
-    "npair": (room.NPairLoss(l2_weight=0), pml.NTXentLoss(1, distance=raw(pml_distances.DotProductSimilarity))),
-    "angular": (
+    "npair": lambda: (room.NPairLoss(l2_weight=0), pml.NTXentLoss(1, distance=raw(pml_distances.DotProductSimilarity))),
+    "angular": lambda: (
         lambda f, y: room.AngularLoss(lam=1)(f, y) - room.AngularLoss(lam=0)(f, y),
         lambda f, y: pml.AngularLoss(45)(unit(f), y),
     ),
-    "histogram": (room.HistogramLoss(65), pml.HistogramLoss(n_bins=64)),
-    "multisimilarity": (
+    "histogram": lambda: (room.HistogramLoss(65), pml.HistogramLoss(n_bins=64)),
+    "multisimilarity": lambda: (
         room.MultiSimilarityLoss(mean_over="batch"),
         lambda f, y: pml.MultiSimilarityLoss(2, 40, 0.5)(f, y, pml_miners.MultiSimilarityMiner(0.1)(f, y)),
     ),
-    "normalized_npair": (room.NormalizedNPairLoss(1), pml.NPairsLoss(distance=pml_distances.DotProductSimilarity())),
-    "tuplet_margin": (
+    "normalized_npair": lambda: (
+        room.NormalizedNPairLoss(1),
+        pml.NPairsLoss(distance=pml_distances.DotProductSimilarity()),
+    ),
+    "tuplet_margin": lambda: (
         room.TupletMarginLoss(),
         lambda f, y: pml.TupletMarginLoss(math.degrees(0.1), 64)(f, y) + 0.5 * pml.IntraPairVarianceLoss()(f, y),
     ),
@@ -181,18 +185,18 @@ PML = {  # name -> (ours, theirs)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", PML)
+@each("seed", range(3))
 def test_pytorch_metric_learning(name, seed):
     """Value and gradient, on batches of two images a class."""
     f, _ = batch(seed, size=16, dim=6)
     f, labels = f.requires_grad_(), torch.randperm(16, generator=generator(seed, "labels")) % 8
-    values = [loss(f, labels) for loss in PML[name]]
+    values = [loss(f, labels) for loss in PML[name]()]
     torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(*(torch.autograd.grad(v, f)[0] for v in values), rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_nothing_active(name):
     """Singletons: nothing to rank, and the loss is 0 but for a norm penalty or a spread of negatives."""
     f, labels = FINITE["singletons"]
@@ -203,7 +207,7 @@ def test_nothing_active(name):
     assert value == 0 and (x.grad == 0).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_arguments(name):
     """A wrong variant is refused; so are triplets."""
     f, labels = batch(0)
@@ -229,7 +233,7 @@ def test_invariance(name):
         torch.testing.assert_close(make(name)(f[order], labels[order]), value, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("classes", [1, 2, 4, 20])
+@each("classes", [1, 2, 4, 20])
 def test_filled_classes(classes, monkeypatch):
     """Normalised N-pair: places filled for a GPU change neither value nor gradient."""
     filled = lambda labels, first_two=room.first_two: first_two(labels, fill=True)
@@ -248,7 +252,7 @@ def test_filled_classes(classes, monkeypatch):
 # chance, state, devices
 
 
-@pytest.mark.parametrize("name", ["NPairLoss", "AngularLoss"])
+@each("name", ["NPairLoss", "AngularLoss"])
 def test_draws(name):
     """A seed gives the same draws, another one others; copies go on alike; the global generator is not touched."""
     f, labels = batch(0, size=12, classes=3)
@@ -272,8 +276,8 @@ def test_draw_positive():
 
 @cuda
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["corrected", "published"])
 @pytest.mark.parametrize("name", NAMES)
+@each("variant", ["corrected", "published"])
 def test_cuda(name, variant):
     """The value of the CPU, without a single wait for the host, forward and backward."""
     f, labels = batch(0, size=16)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from edge_batches import CLASSES, DIM, FINITE
-from torch.utils._python_dispatch import TorchDispatchMode
+from grids import each
+from largest import Largest
 
 from dmlstudy.core import generator
 from dmlstudy.losses import LOSSES, base, make_loss
@@ -43,23 +44,22 @@ def test_which_losses_have_blocks():
     assert at_once == {"circle", "hyperbolic"}
 
 
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", PAIRS + MORE)
-def test_blocks_on_every_edge(monkeypatch, name, rows):
+@each("rows", [1, 3])
+@each("case", FINITE)
+def test_blocks_on_every_edge(monkeypatch, name, rows, case):
     """The value and gradient of the whole, whatever the size of the blocks, in every type."""
-    for f, labels in FINITE.values():
-        more = {"neg_margin": 0.9} if name == "contrastive" else {}  # a zero vector is 1 from all others: a kink
-        make = lambda more=more: make_loss(name, CLASSES, DIM, **more)  # a loss that draws is made anew
-        expected, found = value_and_slopes(make(), f, labels), in_blocks(monkeypatch, rows, make(), f, labels)
-        assert found[0].dtype == expected[0].dtype
-        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
-        for at, (blocks, whole) in enumerate(zip(found[1:], expected[1:], strict=True), 1):
-            error, size = (x.double().norm() for x in (blocks - whole, whole))
-            if error > (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5:
-                exact = value_and_slopes(make().double(), f.double(), labels)[
-                    at
-                ]  # 0 of antipodal points: all is rounding
-                assert (blocks - exact).double().norm() <= (whole - exact).double().norm()
+    f, labels = FINITE[case]
+    more = {"neg_margin": 0.9} if name == "contrastive" else {}  # a zero vector is 1 from all others: a kink
+    make = lambda: make_loss(name, CLASSES, DIM, **more)  # a loss that draws is made anew
+    expected, found = value_and_slopes(make(), f, labels), in_blocks(monkeypatch, rows, make(), f, labels)
+    assert found[0].dtype == expected[0].dtype
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    for at, (blocks, whole) in enumerate(zip(found[1:], expected[1:], strict=True), 1):
+        error, size = (x.double().norm() for x in (blocks - whole, whole))
+        if error > (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5:
+            exact = value_and_slopes(make().double(), f.double(), labels)[at]  # of antipodal points all is rounding
+            assert (blocks - exact).double().norm() <= (whole - exact).double().norm()
 
 
 CHOSEN = [
@@ -94,7 +94,7 @@ def test_blocks_are_the_whole_to_six_digits(monkeypatch, name, more):
         assert (blocks - whole).norm() <= 1e-9 * whole.norm()
 
 
-@pytest.mark.parametrize("name", ["circle", "hyperbolic"])
+@each("name", ["circle", "hyperbolic"])
 def test_published_forms_of_whole_batches_are_taken_at_once(monkeypatch, name):
     f, labels = FINITE["random"]
     loss = make_loss(name, variant="published")
@@ -122,15 +122,10 @@ for name in {names}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    "names, n, most",
-    [
-        (PAIRS, 4096, 400),
-        (["histogram", "tuplet_margin", "triplet", "angular"], 4096, 400),
-        pytest.param(MORE, 4096, 400, marks=pytest.mark.slow),
-        pytest.param([*NAMED, "histogram", "tuplet_margin"], 16384, GIGABYTE, marks=pytest.mark.slow),
-    ],
+    "names, n, most", [(PAIRS, 4096, 400), (MORE, 4096, 400), ([*NAMED, "histogram", "tuplet_margin"], 16384, GIGABYTE)]
 )
 def test_memory_does_not_grow_with_the_pairs(names, n, most):
     """4,096 at once take 640 MB and more, 16,384 ten gigabytes; with the blocks' arrays under a bound in megabytes."""
@@ -142,23 +137,22 @@ def test_memory_does_not_grow_with_the_pairs(names, n, most):
     assert used.keys() == {*names} and max(used.values()) < most, used
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers that any array holds which an operation gives out."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        given = operation(*args, **(kwargs or {}))
-        arrays = [x for x in (given if isinstance(given, tuple | list) else [given]) if isinstance(x, torch.Tensor)]
-        self.numbers = max([self.numbers, *(x.untyped_storage().nbytes() // x.element_size() for x in arrays)])
-        return given
-
-
-def largest(name, labels):
+def largest(name, labels, n_classes=64):
     f = torch.randn(len(labels), 16, generator=generator(0, "largest"), requires_grad=True)
     with Largest() as mode:
-        make_loss(name, 64, 16)(f, labels).backward()
+        make_loss(name, n_classes, 16)(f, labels).backward()
     return mode.numbers
+
+
+@pytest.mark.parametrize("name", PAIRS + MORE + RANKS)
+def test_no_array_of_all_pairs(name, monkeypatch):
+    """Of 600 images, in blocks of 32 rows: forward and back, no array is larger than two blocks."""
+    monkeypatch.setattr(base, "_AT_ONCE", 32 * 600)
+    assert largest(name, torch.arange(600) // 4, n_classes=150) <= 2 * base._AT_ONCE < 600**2 / 9
+
+
+def test_an_array_of_all_pairs_is_seen():
+    assert largest("contrastive", torch.arange(600) // 4) >= 600**2
 
 
 @pytest.mark.parametrize("name", LOSSES)

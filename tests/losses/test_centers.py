@@ -10,12 +10,14 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytorch_metric_learning.losses as pml
 import torch
 from edge_batches import CLASSES, DIM, FINITE
+from grids import each
 from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
@@ -35,7 +37,6 @@ made = pytest.mark.parametrize("name, more", MADE, ids=lambda x: x if isinstance
 
 # --- worked cases
 
-WORKED = json.loads((Path(__file__).parents[1] / "cases/losses_centers.json").read_text(encoding="utf-8"))
 SAID = {  # in the cases -> our name
     "T": "temperature",
     "sub_centres": "sub_centers",
@@ -53,13 +54,17 @@ OURS = {
     "soft_triple": "softtriple",
     "soft_triple_plain": "softtriple",
 }
-WORKED_VARIANTS = [(case, "corrected") for case in WORKED["cases"]]  # SoftTriple as published has wrong axes
-WORKED_VARIANTS += [(case, "published") for case in WORKED["cases"] if not case.startswith("soft_triple")]
 
 
-def worked_loss(case: str, variant: str):
+@pytest.fixture(scope="module")
+def worked():
+    """Batches and proxies, and of each case hyperparameters, value and gradients."""
+    return json.loads((Path(__file__).parents[1] / "cases/losses_centers.json").read_text(encoding="utf-8"))
+
+
+def worked_loss(worked: dict, case: str, variant: str):
     """The loss of a case, with its proxies in place of first ones."""
-    kind, given = case.split("/")[0], dict(WORKED["cases"][case]["params"])
+    kind, given = case.split("/")[0], dict(worked["cases"][case]["params"])
     weights = {key: given.pop(key) for key in ("log_var", "theta1", "theta2") if key in given}
     name = OURS.get(kind, kind)
     given = {SAID.get(k, "weight" if (name, k) == ("center_contrastive", "lam") else k): v for k, v in given.items()}
@@ -70,18 +75,19 @@ def worked_loss(case: str, variant: str):
     for own, key in (("log_variances", "log_var"), ("theta1", "theta1"), ("theta2", "theta2")):
         if key in weights:
             setattr(loss, own, torch.nn.Parameter(torch.tensor(weights[key], dtype=torch.float64)))
-    centers = (WORKED["proxies"], WORKED["second_centers"])[: len(loss.proxies) if loss.proxies.ndim == 3 else 1]
+    centers = (worked["proxies"], worked["second_centers"])[: len(loss.proxies) if loss.proxies.ndim == 3 else 1]
     with torch.no_grad():
         loss.proxies.copy_(torch.tensor(centers).reshape(loss.proxies.shape))
     return loss
 
 
-@pytest.mark.parametrize("case, variant", WORKED_VARIANTS)
-def test_worked_case(case, variant):
-    """Value, gradient by the raw embeddings and by the proxies (listed by class where a class has several)."""
-    said, loss = WORKED["cases"][case], worked_loss(case, variant)
-    f = torch.tensor(WORKED["batches"][said["batch"]]["x"], dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor(WORKED["batches"][said["batch"]]["labels"])
+@each("case", lambda worked: worked["cases"])
+@each("variant", lambda case: ("corrected", "published")[: 1 if case.startswith("soft_triple") else 2])
+def test_worked_case(worked, case, variant):
+    """Value, gradient by raw embeddings and proxies (by class where it has several); published SoftTriple differs."""
+    said, loss = worked["cases"][case], worked_loss(worked, case, variant)
+    f = torch.tensor(worked["batches"][said["batch"]]["x"], dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor(worked["batches"][said["batch"]]["labels"])
     value, expected = loss(f, labels), said["value"]
     if isinstance(loss, PotentialFieldLoss) and variant == "corrected":  # a constant less for pairs of other classes
         classes = [*labels.tolist(), *range(4)]
@@ -97,9 +103,9 @@ def test_worked_case(case, variant):
     torch.testing.assert_close(by_f, wanted, rtol=100 * near, atol=10 * near)
 
 
-def test_every_worked_case_is_there():
-    assert len(WORKED["cases"]) == 20
-    names = {OURS.get(case.split("/")[0], case.split("/")[0]) for case in WORKED["cases"]}
+def test_every_worked_case_is_there(worked):
+    assert len(worked["cases"]) == 20
+    names = {OURS.get(case.split("/")[0], case.split("/")[0]) for case in worked["cases"]}
     assert names == {*NAMES, "softtriple"} - {"cross_entropy"}
 
 
@@ -214,8 +220,8 @@ def hist(f, own, labels, tau=32.0, alpha=1.1, lam=0.0):
 ORACLES = {name: globals()[name] for name in NAMES}
 
 
-@pytest.mark.parametrize("seed", range(2))
 @made
+@each("seed", range(2))
 def test_value_is_that_of_the_formula(name, more, seed):
     f, labels = batch(seed=seed)
     loss = make_loss(name, 4, 5, seed=seed, **more).double()
@@ -259,16 +265,17 @@ def sharing(loss, other):
     return loss, other
 
 
-@pytest.mark.parametrize(
-    "loss, other",
+@each(
+    "name, more, relative",
     [
-        sharing(make_loss("proxynca_pp", 4, 5), NormalizedSoftmaxLoss(4, 5, temperature=1 / 18)),
-        sharing(make_loss("subcenter_arcface", 4, 5, sub_centers=1), ArcFaceLoss(4, 5, scale=64.0, monotone=True)),
-        sharing(make_loss("center_contrastive", 4, 5, weight=0.0, margin=0.35), CosFaceLoss(4, 5)),
+        ("proxynca_pp", {}, partial(NormalizedSoftmaxLoss, temperature=1 / 18)),
+        ("subcenter_arcface", {"sub_centers": 1}, partial(ArcFaceLoss, scale=64.0, monotone=True)),
+        ("center_contrastive", {"weight": 0.0, "margin": 0.35}, CosFaceLoss),
     ],
-    ids=["proxynca_pp is a softmax", "one sub-centre is ArcFace", "no weight is CosFace"],
 )
-def test_relatives(loss, other):
+def test_relatives(name, more, relative):
+    """ProxyNCA++ is a softmax; one sub-centre is ArcFace; no weight is CosFace."""
+    loss, other = sharing(make_loss(name, 4, 5, **more), relative(4, 5))
     f, labels = batch()
     values = loss(f, labels), other(f, labels)
     torch.testing.assert_close(*values)
@@ -344,8 +351,8 @@ PML = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", PML)
+@each("seed", range(3))
 def test_same_as_pytorch_metric_learning(name, seed):
     kind, weights, own, more = PML[name]
     (f, labels), loss = batch(seed=seed), make_loss(name, 4, 5, seed=seed, **own).double()
@@ -387,7 +394,7 @@ def test_invariances(name, more):
         torch.testing.assert_close(loss(f @ q, labels), value)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_first_weights_depend_on_the_seed_alone(name):
     first = [p.detach() for p in make_loss(name, 50, 16).parameters()]
     torch.rand(3)
@@ -406,7 +413,7 @@ def test_distribution_of_the_first_proxies():
 OWN_RATE = {"subcenter_arcface": 5e-4, "cross_entropy": 0.01, "hist": 0.1}  # others: 100 times the network's
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_own_learning_rate_without_decay(name):
     for more, expected in (({}, OWN_RATE.get(name, 1.0)), ({"lr": 0.3}, 0.3)):
         loss = make_loss(name, 4, 5, **more)
@@ -423,7 +430,7 @@ def test_the_graph_has_its_own_rate():
     assert {*map(id, own["params"] + graph["params"])} == {*map(id, loss.parameters())}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_wrong_sizes_are_named(name):
     loss, (f, labels) = make_loss(name, 4, 5), batch()
     for wrong in (labels + 4, labels - 4):
@@ -461,7 +468,7 @@ BELOW += [
 ]
 
 
-@pytest.mark.parametrize("value, key, name", BELOW)
+@each("value, key, name", BELOW)
 def test_nonsense_is_named(value, key, name):
     with pytest.raises(ValueError, match=f"^{key} of the .* must be .*; got {value!r}$"):
         make_loss(name, **{"n_classes": 4, "dim": 5, key: value})
@@ -486,8 +493,8 @@ def test_hyperparameters_are_those_of_the_house():
 # --- edges of what the door's tests leave out: the graph, the wide field, and memory
 
 
-@pytest.mark.parametrize("case", FINITE)
 @pytest.mark.parametrize("name, more", [m for m in MADE if m[1]], ids=str)
+@each("case", FINITE)
 def test_finite_value_and_gradient(name, more, case):
     loss, (f, labels) = make_loss(name, CLASSES, DIM, **more), FINITE[case]
     f = f.detach().clone().requires_grad_()
@@ -501,7 +508,7 @@ def test_finite_value_and_gradient(name, more, case):
         assert loss(broken, labels).isnan()
 
 
-@pytest.mark.parametrize("name, more", [m for m in MADE if m[1]], ids=str)
+@each("name, more", [m for m in MADE if m[1]])
 def test_nothing_is_read_back(name, more, monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *a, **k: contextlib.nullcontext())
     loss, f = make_loss(name, CLASSES, DIM, **more).to("meta"), torch.empty(8, DIM, device="meta", requires_grad=True)
@@ -512,10 +519,9 @@ def test_nothing_is_read_back(name, more, monkeypatch):
 DENSE = [name for name in NAMES if name not in ("potential_field", "mean_field")]  # no sum over pairs of proxies
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    "names, limit", [(DENSE, 100), pytest.param(["potential_field", "mean_field"], 150, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("names, limit", [(DENSE, 100), (["potential_field", "mean_field"], 150)])
 def test_eleven_thousand_classes_in_a_hundred_megabytes(names, limit):
     """A matrix of all pairs of proxies would have 0.5 GB, or 2 GB with two proxies a class."""
     command = [sys.executable, "-c", MEASURE.format(names=names, dim=128)]

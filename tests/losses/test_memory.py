@@ -11,6 +11,8 @@ import pytest
 import pytorch_metric_learning.losses as pml
 import torch
 from edge_batches import CLASSES, DIM, FINITE
+from grids import each
+from largest import Largest
 from torch.autograd import gradcheck
 
 from dmlstudy import own
@@ -32,12 +34,10 @@ from dmlstudy.methods import METHODS
 from dmlstudy.objectives import Objective
 from dmlstudy.regularizers import make_regularizer
 from dmlstudy.train import Checkpoint, fit
-from tests.losses.test_blocks import Largest
 from tests.losses.test_pairs import gradient, numeric
 from tests.losses.test_ranking import LOOPS
 from tests.train.test_train import TINY, content, stop_at
 
-CASES = json.loads((Path(__file__).parents[1] / "cases/losses_pairs.json").read_text())
 PAIR_LOSSES = [name for name, kind in LOSSES.items() if issubclass(kind, PairLoss)]
 RANKS = {  # their hyperparameters here: with their own temperatures a slope cannot be measured
     "smooth_ap": {"tau": 0.2},
@@ -63,29 +63,36 @@ LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2])
 # ---- worked cases ----
 
 
-def xbm(f, labels):
+@pytest.fixture(scope="module")
+def pair_cases():
+    """Batches, a memory, and of each case value and gradient."""
+    return json.loads((Path(__file__).parents[1] / "cases/losses_pairs.json").read_text())
+
+
+def xbm(cases):
+    """XBM's contrastive loss with the memory of the cases."""
     loss = with_memory(SummedContrastiveLoss(0.5), 4).eval()
-    kept = unit(torch.tensor(CASES["memory"], dtype=torch.float64))
-    loss.set_extra_state({"steps": 0, "kept": kept, "labels": torch.tensor(CASES["memory_labels"])})
-    return loss(f, labels)
+    kept = unit(torch.tensor(cases["memory"], dtype=torch.float64))
+    loss.set_extra_state({"steps": 0, "kept": kept, "labels": torch.tensor(cases["memory_labels"])})
+    return loss
 
 
-WORKED = {
+WORKED = {  # name -> what gives the value, from the file of cases
     "xbm_contrastive": xbm,
-    "matryoshka_supcon": lambda f, labels: matryoshka(make_loss("supcon"), (2, 3))(f, labels),
-    "s2sd_kl": lambda f, labels: distillation(unit(f[:, :2]), unit(f)),
-    "threshold_consistent": make_regularizer("threshold_consistent"),
-    "margin_contrastive": make_regularizer("threshold_consistent", neg_margin=0.6),
-    "coding_rate": make_regularizer("coding_rate", eta=1.0),
+    "matryoshka_supcon": lambda cases: matryoshka(make_loss("supcon"), (2, 3)),
+    "s2sd_kl": lambda cases: lambda f, labels: distillation(unit(f[:, :2]), unit(f)),
+    "threshold_consistent": lambda cases: make_regularizer("threshold_consistent"),
+    "margin_contrastive": lambda cases: make_regularizer("threshold_consistent", neg_margin=0.6),
+    "coding_rate": lambda cases: make_regularizer("coding_rate", eta=1.0),
 }
 
 
-@pytest.mark.parametrize("batch", ["even", "uneven"])
-@pytest.mark.parametrize("name", WORKED)
-def test_worked_case(name, batch):
-    said, given = CASES["cases"][f"{name}/{batch}"], CASES["batches"][batch]
+@each("name", WORKED)
+@each("batch", ["even", "uneven"])
+def test_worked_case(pair_cases, name, batch):
+    said, given = pair_cases["cases"][f"{name}/{batch}"], pair_cases["batches"][batch]
     f = torch.tensor(given["x"], dtype=torch.float64, requires_grad=True)
-    value = WORKED[name](f, torch.tensor(given["labels"]))
+    value = WORKED[name](pair_cases)(f, torch.tensor(given["labels"]))
     sign = -1 if name == "coding_rate" else 1  # what is subtracted from a loss there is added here
     assert sign * value.item() == pytest.approx(said["value"], abs=1e-9)
     slope = torch.tensor(said["grad_x"], dtype=torch.float64)
@@ -119,7 +126,7 @@ def summed(f, labels, others, of, own=False, margin=0.5):
     return total / len(f)
 
 
-@pytest.mark.parametrize("size", [3, 8, 20, 100])
+@each("size", [3, 8, 20, 100])
 def test_the_batch_against_the_last_embeddings(size):
     """A list of all rows seen, newest batch first, against the queue."""
     loss, seen, of = with_memory(SummedContrastiveLoss(), size, warmup=0), torch.empty(0, 6).double(), []
@@ -137,13 +144,13 @@ def test_the_batch_against_the_last_embeddings(size):
         torch.testing.assert_close(gradient(value, f), numeric(both, f, None), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name, theirs", [("circle", pml.CircleLoss()), ("sincere", pml.NTXentLoss(0.1)), ("supcon", pml.SupConLoss())]
+@each(
+    "name, theirs", [("circle", pml.CircleLoss), ("sincere", lambda: pml.NTXentLoss(0.1)), ("supcon", pml.SupConLoss)]
 )
 def test_same_as_pytorch_metric_learning(name, theirs):
     """Theirs is the part against the queue."""
     ours, plain = with_memory(make_loss(name), 24, warmup=0), make_loss(name)
-    other = pml.CrossBatchMemory(theirs, 6, memory_size=24)
+    other = pml.CrossBatchMemory(theirs(), 6, memory_size=24)
     for f, labels in batches(6):
         values = ours(f, labels) - plain(f, labels), other(f, labels)
         torch.testing.assert_close(*values)
@@ -186,10 +193,9 @@ def margins_of_queries(f, labels, queue, of):
     return sum(pulls) / max(1, len(pulls)) + sum(pushes) / max(1, len(pushes))
 
 
-@pytest.mark.parametrize("rows", [1, 3, None])
-@pytest.mark.parametrize("size", [8, 12, 100])
 @pytest.mark.parametrize("name", RANKS)
-def test_rankings_of_a_memory_against_loops(monkeypatch, name, size, rows):
+@each("size", [8, 12, 100])
+def test_rankings_of_a_memory_against_loops(monkeypatch, name, size):
     """In blocks of one row, of three, and at once: the batch's own ranking, and each query's of the queue."""
     make = lambda: make_loss(name, **RANKS[name])
     loss, plain, loop = with_memory(make(), size, warmup=0), make(), LOOPS[name if name != "roadmap" else "supap"][2]
@@ -197,31 +203,32 @@ def test_rankings_of_a_memory_against_loops(monkeypatch, name, size, rows):
     for f, labels in batches(3):
         before, of = loss.kept.double(), loss.kept_labels
         queue, of = torch.cat((unit(f).detach(), before.view(-1, 6)))[:size], torch.cat((labels, of))[:size]
-        expected = plain(f, labels) + of_queries(loop, f, labels, queue, of)
+        part = of_queries(loop, f, labels, queue, of)
         if name == "roadmap":
-            part = of_queries(loop, f, labels, queue, of) + margins_of_queries(f, labels, queue, of)
-            expected = plain(f, labels) + part / 2
-        with monkeypatch.context() as patch:
-            if rows:
-                most = int(of.bincount().max())
-                patch.setattr(base, "_AT_ONCE", rows * (most + 1) * len(of))
-            value = loss(f, labels)
-            slope = gradient(value, f)
-        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(slope, gradient(expected, f), rtol=1e-7, atol=1e-9)
+            part = (part + margins_of_queries(f, labels, queue, of)) / 2
+        expected = plain(f, labels) + part
+        wanted, most = gradient(expected, f), int(of.bincount().max())
+        for rows in (1, 3, 1000):
+            again = copy.deepcopy(loss)
+            monkeypatch.setattr(base, "_AT_ONCE", rows * (most + 1) * len(of))
+            value = again(f, labels)
+            torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-11, msg=f"the value, {rows} rows at once")
+            torch.testing.assert_close(gradient(value, f), wanted, rtol=1e-7, atol=1e-9, msg=f"slopes, {rows} rows")
+        loss = again
 
 
-def test_rankings_of_a_large_memory_in_bounded_memory():
-    """64 queries of a queue of 8,192 in eight classes, 1,024 positives each: no array of all (64, 1024, 8192)."""
+def test_rankings_of_a_large_memory_in_bounded_memory(monkeypatch):
+    """64 queries of a queue of 2,048 in eight classes, 256 positives each: no array of all (64, 256, 2048)."""
+    monkeypatch.setattr(base, "_AT_ONCE", 2 * 257 * 2048)
     g = generator(0, "large memory")
-    loss = with_memory(make_loss("smooth_ap"), 8192, warmup=0)
-    state = {"steps": 1, "kept": unit(torch.randn(8192, 16, generator=g)), "labels": torch.arange(8192) % 8}
+    loss = with_memory(make_loss("smooth_ap"), 2048, warmup=0)
+    state = {"steps": 1, "kept": unit(torch.randn(2048, 16, generator=g)), "labels": torch.arange(2048) % 8}
     loss.set_extra_state(state)
     f = torch.randn(64, 16, generator=g).requires_grad_()
     with Largest() as mode:
         loss(f, torch.arange(64) % 8).backward()
     assert f.grad.isfinite().all() and f.grad.any()
-    assert mode.numbers <= 2 * 1026 * 8192 < 64 * 1024 * 8192 / 20
+    assert mode.numbers <= 2 * 258 * 2048 < 64 * 256 * 2048 / 20
 
 
 def test_circle_as_published_against_a_memory_is_one_softplus():
@@ -231,7 +238,7 @@ def test_circle_as_published_against_a_memory_is_one_softplus():
     assert loss(f, labels).item() - plain == pytest.approx(plain + 2 * math.log(2), rel=1e-6)  # each pair twice
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_memory_of_any_width(dtype):
     loss = with_memory(make_loss("sincere"), 12, warmup=0)
     for f, labels in batches(3):
@@ -243,16 +250,16 @@ def test_a_memory_of_any_width(dtype):
         assert loss(f, labels).dtype == loss.kept.dtype
 
 
-@pytest.mark.parametrize("case", FINITE)
-def test_memory_on_odd_batches(case):
+@pytest.mark.parametrize("name", ["sincere", "circle", "sigmoid_pairs", *RANKS])
+@each("case", FINITE)
+def test_memory_on_odd_batches(name, case):
     f, labels = FINITE[case]
-    for name in ("sincere", "circle", "sigmoid_pairs", *RANKS):
-        loss = with_memory(make_loss(name), 10, warmup=0)
-        for _ in range(3):
-            x = f.detach().clone().requires_grad_()
-            value = loss(x, labels)
-            value.backward()
-            assert value.isfinite() and x.grad.isfinite().all()
+    loss = with_memory(make_loss(name), 10, warmup=0)
+    for _ in range(3):
+        x = f.detach().clone().requires_grad_()
+        value = loss(x, labels)
+        value.backward()
+        assert value.isfinite() and x.grad.isfinite().all()
 
 
 def test_a_diverged_batch_is_seen_and_leaves_the_memory():
@@ -272,7 +279,7 @@ def test_a_value_kept_while_the_memory_goes_on_has_its_gradient():
     torch.testing.assert_close(f.grad, alone)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in LOSSES.items() if kind.takes_targets])
+@each("name", [name for name, kind in LOSSES.items() if kind.takes_targets])
 def test_rows_of_targets_reach_the_loss_inside(name):
     f, features, made = embeddings(), embeddings(seed=1), make_loss(name, CLASSES, DIM)
     table = torch.rand(8, CLASSES, generator=generator(0, "targets"), dtype=torch.float64)
@@ -287,7 +294,7 @@ def test_rows_of_targets_reach_the_loss_inside(name):
         nested(f, positives=torch.eye(8))
 
 
-@pytest.mark.parametrize("name", ["arcface", "proxy_anchor"])
+@each("name", ["arcface", "proxy_anchor"])
 def test_what_takes_labels_alone_does_so_inside(name):
     with pytest.raises(ValueError, match="give labels instead of positives"):
         matryoshka(make_loss(name, CLASSES, DIM), (2,))(embeddings(), positives=torch.eye(8))
@@ -303,8 +310,8 @@ def test_evaluation_reads_and_does_not_write():
     assert loss.steps == state["steps"] == 2 and torch.equal(loss.kept, state["kept"])
 
 
-@pytest.mark.parametrize("at", [1, 2, 5])
 @kept_losses
+@each("at", [1, 2, 5])
 def test_saved_and_gone_on_with_equal_bits(name, at):
     whole, values, file = with_memory(make_loss(name), 20, warmup=2).double(), [], io.BytesIO()
     for k, (f, labels) in enumerate(batches(8)):
@@ -323,7 +330,7 @@ def nested(n_classes, dim):
 
 
 ADDED = {
-    "a memory": lambda: own.Own(with_memory(make_loss("sincere"), 150, warmup=2)),
+    "a memory": lambda: own.Own(with_memory(make_loss("sincere"), 150, warmup=3)),
     "nested dimensions": lambda: own.Own(nested),
     "one threshold": lambda: own.Own(make_loss("sincere"), regularizer="threshold_consistent"),
 }
@@ -338,17 +345,26 @@ def registered(request):
     METHODS.update(before)
 
 
+def six_steps(method):
+    return make_run(TINY, method=method, batch_size=60, steps=6, eval_every=3)
+
+
+@pytest.fixture(scope="module")
+def without():
+    """What the methods without an addition have as their first total."""
+    return {name: fit(six_steps(name), device="cpu")["terms"]["total"][0] for name in ("SINCERE", "Softmax")}
+
+
 @pytest.mark.parametrize("registered", ADDED, indirect=True)
-def test_a_stopped_run_with_an_addition_goes_on_with_equal_bits(registered, tmp_path):
-    run = make_run(TINY, method=registered, batch_size=60, steps=6, eval_every=1)
+def test_a_stopped_run_with_an_addition_goes_on_with_equal_bits(registered, without, tmp_path):
+    run = six_steps(registered)
     whole = fit(run, device="cpu")
     with pytest.raises(KeyboardInterrupt):
-        fit(run, "cpu", tmp_path, [stop_at(4), Checkpoint(every=0)])
+        fit(run, "cpu", tmp_path, [stop_at(3), Checkpoint(every=0)])
     assert content(fit(run, device="cpu", folder=tmp_path)) == content(whole)
-    plain = "Softmax" if registered == "nested dimensions" else "SINCERE"
-    plain = fit(make_run(TINY, method=plain, batch_size=60, steps=6, eval_every=1), device="cpu")["terms"]
-    at_first, *_, at_last = whole["terms"]["total"]
-    assert at_last > at_first == plain["total"][0] if registered == "a memory" else at_first > plain["total"][0]
+    plain = without["Softmax" if registered == "nested dimensions" else "SINCERE"]
+    at_first, at_last = whole["terms"]["total"]
+    assert at_last > at_first == plain if registered == "a memory" else at_first > plain
 
 
 def test_what_takes_no_memory_is_refused():
@@ -474,7 +490,7 @@ def test_heads_are_the_same_from_one_seed_and_go_on():
     assert three.steps == 3 and torch.equal(three(f, LABELS, features=h), last)
 
 
-@pytest.mark.parametrize("case", FINITE)
+@each("case", FINITE)
 def test_wider_heads_on_odd_batches(case):
     f, labels = FINITE[case]
     loss = s2sd(make_loss("softmax", CLASSES, DIM), DIM, dims=(9,), start=0)
@@ -524,7 +540,7 @@ def test_add_ons_against_loops():
     assert make_regularizer("coding_rate", eta=1.0)(wide).item() == pytest.approx(-rate.item())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_threshold_consistent_of_pytorch_metric_learning(seed):
     f, theirs = embeddings(seed=seed), pml.ThresholdConsistentMarginLoss(margin_plus=0.8, margin_minus=0.1)
     values = make_regularizer("threshold_consistent", pos_margin=0.8, neg_margin=0.1)(f, LABELS), theirs(f, LABELS)
@@ -551,8 +567,8 @@ def test_threshold_consistent_takes_a_matrix():
             term(f, **wrong)
 
 
-@pytest.mark.parametrize("case", FINITE)
-@pytest.mark.parametrize("name", ["threshold_consistent", "coding_rate"])
+@each("name", ["threshold_consistent", "coding_rate"])
+@each("case", FINITE)
 def test_add_ons_on_odd_batches(name, case):
     f, labels = FINITE[case]
     x = f.detach().clone().requires_grad_()

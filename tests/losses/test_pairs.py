@@ -8,6 +8,7 @@ import pytest
 import pytorch_metric_learning.losses as pml
 import torch
 from edge_batches import CLASSES, DIM, FINITE
+from grids import each
 from pytorch_metric_learning.miners import BatchEasyHardMiner
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -16,7 +17,6 @@ from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.losses.base import PairLoss
 from dmlstudy.losses.pairs import HyperbolicLoss
 
-CASES = json.loads((Path(__file__).parents[1] / "cases/losses_pairs.json").read_text())
 NAMES = "circle sincere decoupled sigmoid_pairs hard_negatives in_batch epshn ranked_list hyperbolic".split()
 MADE = {
     "circle": ("circle", {}),
@@ -36,7 +36,7 @@ LABELS = {
     "fours": torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 2, 2]),
     "sparse numbers": torch.tensor([7, 10**12, -3, 7, -3, 7, 10**12, 5, 5, 7]),
 }
-every_labels = pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+every_labels = each("classes, labels", LABELS)
 ALONE = ("sigmoid_pairs", "ranked_list")  # each pair by itself: one kind of pairs is enough to learn
 names = pytest.mark.parametrize("name", NAMES)
 
@@ -53,9 +53,15 @@ def gradient(value, x):
 # ---- worked cases ----
 
 
-@pytest.mark.parametrize("case", [name for name in CASES["cases"] if name.split("/")[0] in MADE])
-def test_worked_case(case):
-    said, batch = CASES["cases"][case], CASES["batches"][CASES["cases"][case]["batch"]]
+@pytest.fixture(scope="module")
+def worked():
+    """Batches, and of each case value and gradient."""
+    return json.loads((Path(__file__).parents[1] / "cases/losses_pairs.json").read_text())
+
+
+@each("case, said", lambda worked: [(k, v) for k, v in worked["cases"].items() if k.split("/")[0] in MADE])
+def test_worked_case(worked, case, said):
+    batch = worked["batches"][said["batch"]]
     name, more = MADE[case.split("/")[0]]
     f = torch.tensor(batch["x"], dtype=torch.float64, requires_grad=True)
     loss = make_loss(name, **more).double()
@@ -67,18 +73,18 @@ def test_worked_case(case):
     torch.testing.assert_close(gradient(value, f), slope, rtol=1e-7, atol=1e-6 * float(slope.abs().max()))
 
 
-def test_supcon_as_released_has_singletons_in_its_mean():
+def test_supcon_as_released_has_singletons_in_its_mean(worked):
     """1.7563 on the uneven batch, where the formula has 2.3417: two of its eight anchors have no positive."""
-    batch = CASES["batches"]["uneven"]
+    batch = worked["batches"]["uneven"]
     f, labels = torch.tensor(batch["x"], dtype=torch.float64), torch.tensor(batch["labels"])
     value = make_loss("supcon", variant="published", loss_scale=1.0)(f, labels)
     assert value.item() == pytest.approx(1.7563, abs=5e-5)
-    assert value.item() == pytest.approx(CASES["cases"]["supcon/uneven"]["value"] * 6 / 8)
+    assert value.item() == pytest.approx(worked["cases"]["supcon/uneven"]["value"] * 6 / 8)
 
 
-def test_every_worked_case_of_pairs_is_tested():
+def test_every_worked_case_of_pairs_is_tested(worked):
     beside = "threshold_consistent margin_contrastive xbm_contrastive coding_rate matryoshka_supcon s2sd_kl".split()
-    assert {name.split("/")[0] for name in CASES["cases"]} == {*MADE, *beside}
+    assert {name.split("/")[0] for name in worked["cases"]} == {*MADE, *beside}
 
 
 # ---- loops from the formulas ----
@@ -234,33 +240,31 @@ def hyperbolic_published(f, labels, t=0.2):
 ORACLES = {name: globals()[name] for name in NAMES}
 
 
-@every_labels
 @names
-def test_value_is_that_of_the_formula(name, labels):
+@every_labels
+def test_value_is_that_of_the_formula(name, classes, labels):
     f = embeddings()
     value = make_loss(name).double()(f, labels)
     assert value.item() == pytest.approx(ORACLES[name](f, labels), rel=1e-7, abs=1e-9)
 
 
 @every_labels
-def test_published_circle_is_that_of_the_snippet(labels):
+def test_published_circle_is_that_of_the_snippet(classes, labels):
     f = embeddings()
     value = make_loss("circle", variant="published")(f, labels)
     assert value.item() == pytest.approx(circle_published(f, labels), rel=1e-9)
 
 
-@pytest.mark.parametrize("labels", [torch.arange(6).repeat(2), torch.arange(12) % 3, torch.arange(12) // 6])
+@each("labels", [torch.arange(6).repeat(2), torch.arange(12) % 3, torch.arange(12) // 6])
 def test_published_hyperbolic_goes_by_views(labels):
     f = embeddings(12)
     value = make_loss("hyperbolic", variant="published")(f, labels)
     assert value.item() == pytest.approx(hyperbolic_published(f, labels), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "chosen", [{"beta": 0.3}, {"temperature": 0.1}, {"tau_plus": 0.1}, {"tau_plus": 0.5, "beta": 0}]
-)
+@each("chosen", [{"beta": 0.3}, {"temperature": 0.1}, {"tau_plus": 0.1}, {"tau_plus": 0.5, "beta": 0}])
 @every_labels
-def test_hard_negatives_with_other_numbers(labels, chosen):
+def test_hard_negatives_with_other_numbers(classes, labels, chosen):
     f, short = embeddings(), {"temperature": "t", "tau_plus": "tau", "beta": "beta"}
     value = make_loss("hard_negatives", **chosen)(f, labels)
     by_hand = hard_negatives(f, labels, **{short[k]: v for k, v in chosen.items()})
@@ -287,9 +291,9 @@ def test_gradient_is_that_of_the_formula(name):
     torch.testing.assert_close(ours, numeric(ORACLES[name], f, labels), rtol=1e-4, atol=1e-6)
 
 
-@every_labels
 @pytest.mark.parametrize("name", [name for name in NAMES if not LOSSES[name].sets_slope])
-def test_gradients_are_those_of_the_value(name, labels):
+@every_labels
+def test_gradients_are_those_of_the_value(name, classes, labels):
     loss, f = make_loss(name).double(), embeddings()
     assert gradcheck(lambda f: loss(f, labels), f)
     assert gradgradcheck(lambda f: loss(f, labels), f, atol=1e-4)
@@ -306,16 +310,16 @@ def test_distances_in_the_ball():
 
 
 @every_labels
-@pytest.mark.parametrize("name, theirs", [("circle", pml.CircleLoss()), ("sincere", pml.NTXentLoss(0.1))])
-def test_same_as_pytorch_metric_learning(name, theirs, labels):
+@each("name, theirs", [("circle", pml.CircleLoss), ("sincere", lambda: pml.NTXentLoss(0.1))])
+def test_same_as_pytorch_metric_learning(name, theirs, classes, labels):
     f = embeddings(seed=1)
-    values = make_loss(name)(f, labels), theirs(f, labels)
+    values = make_loss(name)(f, labels), theirs()(f, labels)
     torch.testing.assert_close(*values)
     torch.testing.assert_close(*(gradient(value, f) for value in values))
 
 
 @every_labels
-def test_easy_positives_are_those_of_their_miner(labels):
+def test_easy_positives_are_those_of_their_miner(classes, labels):
     f, miner = embeddings(seed=2), BatchEasyHardMiner("easy", "semihard")
     theirs = pml.NTXentLoss(0.1)(f, labels, miner(f, labels))
     torch.testing.assert_close(make_loss("epshn")(f, labels), theirs)
@@ -325,8 +329,8 @@ def test_easy_positives_are_those_of_their_miner(labels):
 
 
 @every_labels
-@pytest.mark.parametrize("more", [{}, {"alpha": 0.9, "margin": 0.9, "scale": 0.0, "lam": 0.25}, {"scale": 500.0}])
-def test_ranked_list_by_loops(labels, more):
+@each("more", [{}, {"alpha": 0.9, "margin": 0.9, "scale": 0.0, "lam": 0.25}, {"scale": 500.0}])
+def test_ranked_list_by_loops(classes, labels, more):
     f, loss = embeddings(), make_loss("ranked_list", **more)
     assert loss(f, labels).item() == pytest.approx(ranked_list(f, labels, **more), abs=1e-12)
     assert gradient(loss(f, labels), f).isfinite().all()
@@ -335,14 +339,14 @@ def test_ranked_list_by_loops(labels, more):
 
 
 @every_labels
-def test_ranked_list_of_pytorch_metric_learning_has_more_in_its_divisors(labels):
+def test_ranked_list_of_pytorch_metric_learning_has_more_in_its_divisors(classes, labels):
     f = embeddings(seed=3)
     ours, theirs = make_loss("ranked_list", scale=4.0)(f, labels), pml.RankedListLoss(0.4, 4, alpha=1.2)(f, labels)
     assert 0 <= (ours - theirs).item() <= 10 * 1e-5 * ours.item() * 1.01
 
 
 @every_labels
-def test_slope_of_ranked_list_takes_its_weights_as_constants(labels):
+def test_slope_of_ranked_list_takes_its_weights_as_constants(classes, labels):
     """The slope of one negative's distance is its weight, as the paper's gradient has it."""
     f = embeddings(seed=4)
     same = labels[:, None] == labels
@@ -376,7 +380,7 @@ def test_in_batch_does_not_see_the_order_of_classes():
     torch.testing.assert_close(make_loss("in_batch")(f, 17 - 3 * labels), make_loss("in_batch")(f, labels))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ALONE])
+@each("name", [name for name in NAMES if name not in ALONE])
 def test_nothing_to_learn_without_positives(name):
     f = embeddings()
     value = make_loss(name)(f, torch.arange(10))
@@ -384,7 +388,7 @@ def test_nothing_to_learn_without_positives(name):
     assert value.item() == 0 and not f.grad.any()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ALONE])
+@each("name", [name for name in NAMES if name not in ALONE])
 def test_nothing_to_learn_without_negatives(name):
     f = embeddings()
     value = make_loss(name)(f, torch.zeros(10, dtype=torch.int64))
@@ -404,7 +408,7 @@ def test_extreme_temperatures_do_not_overflow(name):
     assert value.item() == pytest.approx(exact.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("case", FINITE)
+@each("case", FINITE)
 def test_finite_with_what_is_not_the_default(case):
     f, labels = FINITE[case]
     for name, more in (
@@ -473,8 +477,8 @@ def test_sigmoid_learns_its_scale_and_bias():
     assert gradcheck(made, own)
 
 
-def test_gradient_of_the_sigmoids_own_parameters():
-    for batch in CASES["batches"].values():
+def test_gradient_of_the_sigmoids_own_parameters(worked):
+    for batch in worked["batches"].values():
         f, labels = torch.tensor(batch["x"], dtype=torch.float64), torch.tensor(batch["labels"])
         loss = make_loss("sigmoid_pairs").double()
         slopes = torch.autograd.grad(loss(f, labels), (loss.log_scale, loss.bias))
@@ -486,6 +490,6 @@ def test_gradient_of_the_sigmoids_own_parameters():
         assert [s.item() for s in slopes] == pytest.approx(by_hand, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["ntxent", "supcon", *NAMES])
+@each("name", ["ntxent", "supcon", *NAMES])
 def test_which_losses_see_only_cosines(name):
     assert isinstance(make_loss(name), PairLoss) == (name not in ("in_batch", "hyperbolic"))

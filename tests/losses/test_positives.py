@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from edge_batches import CLASSES, DIM, FINITE
+from grids import each
 from loops import batch, dist, relu
 
 from dmlstudy.core import generator
@@ -43,7 +44,7 @@ def test_which_losses_take_a_matrix():
     assert {*"normalized_npair arcface proxynca proxy_anchor in_batch".split()} <= {*REFUSING}
 
 
-@pytest.mark.parametrize("name", REFUSING)
+@each("name", REFUSING)
 def test_the_others_say_why(name):
     f, labels = FINITE["random"]
     with pytest.raises(ValueError, match="needs to know each image's class"):
@@ -52,19 +53,20 @@ def test_the_others_say_why(name):
         make_loss("margin", CLASSES)(f, positives=labels[:, None] == labels)
 
 
-@pytest.mark.parametrize("variant", ["corrected", "published"])
 @pytest.mark.parametrize("name", TAKING)
-def test_equal_labels_as_a_matrix(name, variant):
+@each("variant", ["corrected", "published"])
+@each("case", FINITE)
+def test_equal_labels_as_a_matrix(name, variant, case):
     """Value and gradient of labels, whether the matrix is boolean or has any constant weight, on every edge case."""
-    for f, labels in FINITE.values():
-        same, make = labels[:, None] == labels, lambda: make_loss(name, None, DIM, variant)
-        expected = value_and_slope(make(), f, labels=labels)
-        for P in (same, 1.0 * same, 0.37 * same, 5000.0 * same):
-            found = value_and_slope(make(), f, positives=P)
-            assert found[0].dtype == expected[0].dtype
-            torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
-            error, size = (x.double().norm() for x in (found[1] - expected[1], expected[1]))
-            assert error <= (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5
+    f, labels = FINITE[case]
+    same, make = labels[:, None] == labels, lambda: make_loss(name, None, DIM, variant)
+    expected = value_and_slope(make(), f, labels=labels)
+    for P in (same, 1.0 * same, 0.37 * same, 5000.0 * same):
+        found = value_and_slope(make(), f, positives=P)
+        assert found[0].dtype == expected[0].dtype
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+        error, size = (x.double().norm() for x in (found[1] - expected[1], expected[1]))
+        assert error <= (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -189,8 +191,8 @@ def supcon(f, P):
 LOOPS = (contrastive, triplet, margin, snr, lifted, histogram, multisimilarity, tuplet_margin, ntxent, supcon)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+@each("seed", range(3))
 def test_loops_with_weights(loop, seed):
     """A one-sided matrix of weights, as it is written down: value and gradient."""
     f, P = batch(seed, scale=0.7)[0], graded(seed)
@@ -201,7 +203,7 @@ def test_loops_with_weights(loop, seed):
     torch.testing.assert_close(found[1], torch.autograd.grad(expected, x)[0], rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["npair", "angular"])
+@each("name", ["npair", "angular"])
 def test_one_positive_each_leaves_nothing_to_draw(name):
     """Whatever its weight, an only positive is the one that is drawn; here of other images than labels could name."""
     f, P = batch(1, size=6)[0], torch.zeros(6, 6)
@@ -244,8 +246,8 @@ def test_whole_weights_are_repeated_triplets(name):
         torch.testing.assert_close(beside, alone, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
+@each("given", [True, False])
 def test_quadruplet_by_matrix(seed, given):
     """The second negative is one of both the anchor and the negative; the weight of a positive is that of its terms."""
     f, P = batch(seed)[0], graded(seed)
@@ -301,13 +303,14 @@ def test_miners_by_matrix(name):
 
 
 @pytest.mark.parametrize("name", [name for name in MINERS if name not in ("all", "random")])
-def test_miners_draw_by_matrix_what_they_draw_by_labels(name):
-    for f, labels in FINITE.values():
-        same = labels[:, None] == labels
-        expected = make_miner(name)(f, labels)
-        for P in (same, 0.3 * same):
-            for drawn, wanted in zip(make_miner(name)(f, positives=P), expected, strict=True):
-                assert torch.equal(drawn, wanted)
+@each("case", FINITE)
+def test_miners_draw_by_matrix_what_they_draw_by_labels(name, case):
+    f, labels = FINITE[case]
+    same = labels[:, None] == labels
+    expected = make_miner(name)(f, labels)
+    for P in (same, 0.3 * same):
+        for drawn, wanted in zip(make_miner(name)(f, positives=P), expected, strict=True):
+            assert torch.equal(drawn, wanted)
 
 
 def test_all_triplets_by_matrix():

@@ -13,11 +13,13 @@ import pytest
 import pytorch_metric_learning.losses as pml
 import torch
 from edge_batches import CLASSES, DIM, FINITE, REFUSED
+from grids import each
+from largest import Largest
 from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.distances import unit
-from dmlstudy.losses import LOSSES, loss_hyperparameters, make_loss
+from dmlstudy.losses import LOSSES, base, loss_hyperparameters, make_loss
 from dmlstudy.losses.proxies import (
     ArcFaceLoss,
     CosFaceLoss,
@@ -32,9 +34,15 @@ from dmlstudy.losses.tuples import QuadrupletLoss
 PROXY = ("softmax", "arcface", "cosface", "sphereface", "proxynca", "softtriple")
 DIFFER = ("contrastive", "margin", "quadruplet", "lifted", "histogram", "arcface", "softtriple", "ntxent", "supcon")
 DIFFER += ("potential_field", "smooth_ap", "recall_at_k", "supap", "roadmap", "circle", "hyperbolic")
-PAIRS = [(name, "corrected") for name in LOSSES] + [(name, "published") for name in DIFFER]
-PROXY_VARIANTS = [(name, variant) for name, variant in PAIRS if name in PROXY]
-EVERY = [pytest.param(name, variant, id=f"{name}-{variant}") for name, variant in PAIRS]
+
+
+def variants(name):
+    """The variants of a loss that differ."""
+    return ("corrected", "published") if name in DIFFER else ("corrected",)
+
+
+every_loss = pytest.mark.parametrize("name", LOSSES)
+every_proxy_loss = pytest.mark.parametrize("name", PROXY)
 
 
 def batch(b=9, dim=5, classes=4, seed=0):
@@ -139,8 +147,9 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name, variant", PROXY_VARIANTS)
+@every_proxy_loss
+@each("variant", variants)
+@each("seed", range(2))
 def test_value_is_that_of_the_formula(name, variant, seed):
     f, labels = batch(seed=seed)
     loss = make_loss(name, 4, 5, variant, seed=seed).double()
@@ -149,7 +158,8 @@ def test_value_is_that_of_the_formula(name, variant, seed):
     assert loss(f, labels).item() == pytest.approx(expected, abs=1e-8)
 
 
-@pytest.mark.parametrize("name, variant", PROXY_VARIANTS)
+@every_proxy_loss
+@each("variant", variants)
 def test_gradient_is_that_of_the_value(name, variant):
     f, labels = batch()
     loss = make_loss(name, 4, 5, variant).double()
@@ -171,21 +181,20 @@ def on_axes(loss):
     return loss.double()
 
 
-@pytest.mark.parametrize(
-    "loss, expected",
+@each(
+    "kind, more, expected",
     [
-        (NormalizedSoftmaxLoss(3, 3, temperature=1.0), math.log(math.exp(0.6) + math.exp(0.8) + 1) - 0.6),
-        (CosFaceLoss(3, 3, margin=0.6, scale=1.0), math.log(1 + math.exp(0.8) + 1)),
-        (ArcFaceLoss(3, 3, margin=math.pi / 2, scale=1.0), math.log(math.exp(-0.8) + math.exp(0.8) + 1) + 0.8),
-        (ArcFaceLoss(3, 3, scale=1.0, variant="published"), math.log(math.exp(0.6) + math.exp(0.8) + 1) - 0.6),
-        (SphereFaceLoss(3, 3, margin=2), math.log(math.exp(-1.4) + math.exp(4.0) + 1) + 1.4),  # cos 2θ = -0.28
-        (ProxyNCALoss(3, 3), math.log(math.exp(18 * 0.8) + 1) - 18 * 0.6),
+        (NormalizedSoftmaxLoss, {"temperature": 1.0}, math.log(math.exp(0.6) + math.exp(0.8) + 1) - 0.6),
+        (CosFaceLoss, {"margin": 0.6, "scale": 1.0}, math.log(1 + math.exp(0.8) + 1)),
+        (ArcFaceLoss, {"margin": math.pi / 2, "scale": 1.0}, math.log(math.exp(-0.8) + math.exp(0.8) + 1) + 0.8),
+        (ArcFaceLoss, {"scale": 1.0, "variant": "published"}, math.log(math.exp(0.6) + math.exp(0.8) + 1) - 0.6),
+        (SphereFaceLoss, {"margin": 2}, math.log(math.exp(-1.4) + math.exp(4.0) + 1) + 1.4),  # cos 2θ = -0.28
+        (ProxyNCALoss, {}, math.log(math.exp(18 * 0.8) + 1) - 18 * 0.6),
     ],
-    ids=lambda x: type(x).__name__ if isinstance(x, torch.nn.Module) else "",
 )
-def test_worked_numbers(loss, expected):
+def test_worked_numbers(kind, more, expected):
     f = torch.tensor([[3.0, 4.0, 0.0]], dtype=torch.float64)  # cosines 0.6, 0.8 and 0; norm 5
-    assert on_axes(loss)(f, torch.tensor([0])).item() == pytest.approx(expected, abs=1e-6)
+    assert on_axes(kind(3, 3, **more))(f, torch.tensor([0])).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_margins_fall_with_the_angle():
@@ -237,25 +246,25 @@ def theirs(kind, weight, **more):
     return value
 
 
-PML = {
-    "softmax": (NormalizedSoftmaxLoss(4, 5), theirs(pml.NormalizedSoftmaxLoss, "W")),
-    "arcface": (ArcFaceLoss(4, 5, monotone=True), theirs(pml.ArcFaceLoss, "W", margin=math.degrees(0.5), scale=16)),
-    "cosface": (CosFaceLoss(4, 5), theirs(pml.CosFaceLoss, "W")),
-    "sphereface": (SphereFaceLoss(4, 5), theirs(pml.SphereFaceLoss, "W")),
-    "proxynca": (ProxyNCALoss(4, 5), theirs_nca),
+PML = {  # name -> (what is not the default in ours, theirs)
+    "softmax": ({}, theirs(pml.NormalizedSoftmaxLoss, "W")),
+    "arcface": ({"monotone": True}, theirs(pml.ArcFaceLoss, "W", margin=math.degrees(0.5), scale=16)),
+    "cosface": ({}, theirs(pml.CosFaceLoss, "W")),
+    "sphereface": ({}, theirs(pml.SphereFaceLoss, "W")),
+    "proxynca": ({}, theirs_nca),
     "softtriple": (
-        SoftTripleLoss(4, 5, per_class=3, tau=0.0),
+        {"per_class": 3, "tau": 0.0},
         theirs(pml.SoftTripleLoss, "fc", centers_per_class=3, la=8, gamma=0.1, margin=0.01),
     ),
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", PML)
+@each("seed", range(3))
 def test_same_as_pytorch_metric_learning(name, seed):
-    loss, other = PML[name]
-    f, labels = batch(seed=seed)
-    expected, weights = other(f, labels, loss.double())
+    more, other = PML[name]
+    loss, (f, labels) = make_loss(name, 4, 5, **more).double(), batch(seed=seed)
+    expected, weights = other(f, labels, loss)
     value = loss(f, labels)
     torch.testing.assert_close(value, expected)
     pull, (f_pull, w_pull) = gradients(value, f, loss.proxies), gradients(expected, f, weights)
@@ -270,7 +279,8 @@ def test_same_as_pytorch_metric_learning(name, seed):
 # --- symmetries, and what belongs to the loss
 
 
-@pytest.mark.parametrize("name, variant", PROXY_VARIANTS)
+@every_proxy_loss
+@each("variant", variants)
 def test_invariances(name, variant):
     f, labels = batch()
     loss = make_loss(name, 4, 5, variant).double()
@@ -285,7 +295,7 @@ def test_invariances(name, variant):
         torch.testing.assert_close(loss(f @ q, labels), value)
 
 
-@pytest.mark.parametrize("name", PROXY)
+@each("name", PROXY)
 def test_first_proxies_depend_on_the_seed_alone(name):
     first = make_loss(name, 50, 16).proxies
     torch.rand(3)
@@ -303,16 +313,9 @@ def test_distribution_of_the_first_proxies():
     assert ProxyNCALoss(500, 64).proxies.std().item() == pytest.approx(1 / 8, rel=0.02)
 
 
-@pytest.mark.parametrize(
+@each(
     "name, expected",
-    [
-        ("softmax", 1e-5),
-        ("arcface", 5e-4),
-        ("cosface", 5e-4),
-        ("sphereface", 5e-4),
-        ("proxynca", 0.5),
-        ("softtriple", 0.01),
-    ],
+    {"softmax": 1e-5, "arcface": 5e-4, "cosface": 5e-4, "sphereface": 5e-4, "proxynca": 0.5, "softtriple": 0.01},
 )
 def test_own_learning_rate_without_decay(name, expected):
     (group,) = make_loss(name, 4, 5).param_groups(base_lr=0.01)
@@ -321,7 +324,7 @@ def test_own_learning_rate_without_decay(name, expected):
     assert group["lr"] == 0.3
 
 
-@pytest.mark.parametrize("name", PROXY)
+@each("name", PROXY)
 def test_wrong_sizes_are_named(name):
     loss, (f, labels) = make_loss(name, 4, 5), batch()
     with pytest.raises(ValueError, match="0 to 3"):
@@ -356,22 +359,22 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("value", [0, -1])
-@pytest.mark.parametrize("key, name", [(key, name) for key, names in NONSENSE.items() for name in names])
+@each("key, name", [(key, name) for key, names in NONSENSE.items() for name in names])
+@each("value", [0, -1])
 def test_nonsense_is_named(key, name, value):
     given = {"n_classes": 4, "dim": 5, key: value}
     with pytest.raises(ValueError, match=f"^{key} of the .* must be .*; got {value!r}$"):
         make_loss(name, **given)
 
 
-@pytest.mark.parametrize("name, more", [("margin", {}), ("softtriple", {"per_class": np.int32(2)}), ("arcface", {})])
+@each("name, more", [("margin", {}), ("softtriple", {"per_class": np.int32(2)}), ("arcface", {})])
 def test_any_kind_of_integer_will_do(name, more):
     f, labels = batch()
     loss = make_loss(name, np.int64(4), np.int64(5), **more).double()
     assert torch.equal(loss(f, labels), make_loss(name, 4, 5).double()(f, labels))
 
 
-@pytest.mark.parametrize(
+@each(
     "name, more",
     [
         ("sphereface", {"blend": -1.0}),
@@ -413,6 +416,7 @@ for name in {names}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dim", [128, 512])
 def test_eleven_thousand_classes_in_a_hundred_megabytes(dim):
@@ -422,6 +426,15 @@ def test_eleven_thousand_classes_in_a_hundred_megabytes(dim):
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=120, check=True)
     used = {name: float(megabytes) for name, megabytes in map(str.split, done.stdout.splitlines())}
     assert used.keys() == set(PROXY) and max(used.values()) < 100, used
+
+
+@each("name", [name for name, kind in LOSSES.items() if "dim" in kind.needs])
+def test_no_array_is_larger_than_the_proxies(name):
+    """Of 112 images and 2,000 classes: not of all images by all proxies by all coordinates, nor of pairs of proxies."""
+    loss, f = make_loss(name, 2000, 128), batch(112, 128)[0].detach().float().requires_grad_()
+    with Largest() as mode:
+        loss(f, torch.arange(112)).backward()
+    assert mode.numbers <= max(2 * loss.proxies.numel(), base._AT_ONCE / 4) < 112 * 2000 * 128 / 10
 
 
 # --- every loss of the door
@@ -444,14 +457,14 @@ def refused(loss, triplets):
     return isinstance(loss, QuadrupletLoss) and loss.variant == "published" and triplets is None
 
 
-TWICE = [pytest.param(*p.values, {}, id=p.id) for p in EVERY]
-TWICE += [
-    pytest.param("triplet", "corrected", {"squared": False}, id="triplet-not-squared"),
-    pytest.param("softtriple", "corrected", {"per_class": 5}, id="softtriple-five"),
-]
+def twice(name):
+    """Variants of a loss, and what is not the default, for derivatives of the second order."""
+    more = {"triplet": [("corrected", {"squared": False})], "softtriple": [("corrected", {"per_class": 5})]}
+    return [*((variant, {}) for variant in variants(name)), *more.get(name, [])]
 
 
-@pytest.mark.parametrize("name, variant, more", [p for p in TWICE if not LOSSES[p.values[0]].sets_slope])
+@pytest.mark.parametrize("name", [name for name, kind in LOSSES.items() if not kind.sets_slope])
+@each("variant, more", twice)
 def test_second_derivative(name, variant, more):
     """Of the embeddings, the loss's own parameters and a factor on the loss; a loss that draws is made anew."""
     make = lambda: make_loss(name, 4, 5, variant, **more).double()
@@ -468,7 +481,8 @@ def test_second_derivative(name, variant, more):
         assert gradgradcheck(value, (f, *own.values()))
 
 
-@pytest.mark.parametrize("name, variant, more", TWICE)
+@every_loss
+@each("variant, more", twice)
 def test_second_derivative_at_zero_is_finite(name, variant, more):
     f, labels = batch(6)
     f = f.index_fill(0, torch.tensor([2]), 0.0).requires_grad_()
@@ -480,7 +494,7 @@ def test_second_derivative_at_zero_is_finite(name, variant, more):
             assert first.isfinite().all() and second.isfinite().all()
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name not in DIFFER])
+@each("name", [name for name in LOSSES if name not in DIFFER])
 def test_without_a_difference_the_variants_agree(name):
     f, labels = FINITE["random"]
     values = [make_loss(name, CLASSES, DIM, variant)(f, labels) for variant in ("corrected", "published")]
@@ -496,8 +510,9 @@ def test_compiled_without_a_graph_break(name):
     assert torch.equal(*(gradients(value, f)[0] for value in values))
 
 
-@pytest.mark.parametrize("case", FINITE)
-@pytest.mark.parametrize("name, variant", EVERY)
+@every_loss
+@each("variant", variants)
+@each("case", FINITE)
 def test_finite_value_and_gradient(name, variant, case):
     loss, (f, labels) = make_loss(name, CLASSES, DIM, variant), FINITE[case]
     for triplets in calls(loss, len(f)):
@@ -516,8 +531,8 @@ def test_finite_value_and_gradient(name, variant, case):
             assert all(p.grad is not None and p.grad.isfinite().all() for p in loss.parameters())
 
 
-@pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("name", LOSSES)
+@each("name", LOSSES)
+@each("case", REFUSED)
 def test_wrong_input_is_named(name, case):
     f, labels, message = REFUSED[case]
     with pytest.raises(ValueError) as error:
@@ -525,7 +540,7 @@ def test_wrong_input_is_named(name, case):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@each("name", LOSSES)
 def test_what_is_no_tensor_is_named(name):
     loss, (f, labels) = make_loss(name, CLASSES, DIM), FINITE["random"]
     given = {"embeddings": (f.tolist(), labels), "labels": (f, labels.tolist())}
@@ -537,7 +552,8 @@ def test_what_is_no_tensor_is_named(name):
             loss(*arguments)
 
 
-@pytest.mark.parametrize("name, variant", EVERY)
+@each("name", LOSSES)
+@each("variant", variants)
 def test_global_randomness_is_not_touched(name, variant):
     before = torch.get_rng_state()
     loss, (f, labels) = make_loss(name, CLASSES, DIM, variant), FINITE["random"]
@@ -545,9 +561,10 @@ def test_global_randomness_is_not_touched(name, variant):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("dtype, rtol", [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)], ids=str)
-@pytest.mark.parametrize("name, variant", EVERY)
-def test_sixteen_bits_and_autocast_stay_near_float64(name, variant, dtype, rtol):
+@every_loss
+@each("variant", variants)
+@each("dtype", (torch.float16, torch.bfloat16))
+def test_sixteen_bits_and_autocast_stay_near_float64(name, variant, dtype):
     f, labels = FINITE["random"]
     triplets = calls(make_loss(name, CLASSES, DIM), len(f))[-1 if name != "quadruplet" else 1]
     value = lambda f: make_loss(name, CLASSES, DIM, variant)(f, labels, triplets)
@@ -557,7 +574,8 @@ def test_sixteen_bits_and_autocast_stay_near_float64(name, variant, dtype, rtol)
         assert value(f).item() == pytest.approx(value(f.double()).item(), rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name, variant", EVERY)
+@every_loss
+@each("variant", variants)
 def test_nothing_stays_behind_on_the_cpu_and_nothing_is_read_back(name, variant, monkeypatch):
     """On the meta device there are no values: a host synchronisation, or a tensor made elsewhere, raises."""
     monkeypatch.setattr(torch, "autocast", lambda *a, **k: contextlib.nullcontext())  # does not know this device
@@ -571,7 +589,7 @@ def test_nothing_stays_behind_on_the_cpu_and_nothing_is_read_back(name, variant,
             assert value.is_meta and f.grad.is_meta and all(p.grad.is_meta for p in loss.parameters())
 
 
-@pytest.mark.parametrize("name", PROXY)
+@each("name", PROXY)
 def test_forgotten_on_another_device(name):
     f, labels = batch()
     with pytest.raises(ValueError, match="use loss.to"):
@@ -580,7 +598,8 @@ def test_forgotten_on_another_device(name):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name, variant", EVERY)
+@every_loss
+@each("variant", variants)
 def test_no_host_synchronisation_on_cuda(name, variant):
     f, labels = (x.cuda() for x in FINITE["random"])
     loss = make_loss(name, CLASSES, DIM, variant).cuda()
@@ -597,7 +616,8 @@ def test_no_host_synchronisation_on_cuda(name, variant):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name, variant", PROXY_VARIANTS)
+@every_proxy_loss
+@each("variant", variants)
 def test_same_on_cuda(name, variant):
     loss, (f, labels) = make_loss(name, 4, 5, variant).double(), batch()
     on_cpu = loss(f, labels)
@@ -612,7 +632,7 @@ def test_same_on_cuda(name, variant):
 # --- the door
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@each("name", LOSSES)
 def test_made_by_name(name):
     loss = make_loss(name, 4, 5, "published")
     assert type(loss) is LOSSES[name] and loss.variant == "published"
@@ -623,7 +643,7 @@ def test_made_by_name(name):
         make_loss(name, 4, 5, no_such_thing=1)
 
 
-@pytest.mark.parametrize("name", PROXY)
+@each("name", PROXY)
 def test_sizes_that_are_needed_are_asked_for(name):
     with pytest.raises(ValueError, match=f"the {name} loss needs n_classes and dim"):
         make_loss(name)

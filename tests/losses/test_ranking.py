@@ -3,21 +3,22 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from edge_batches import FINITE, REFUSED
+from grids import each
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning.distances import CosineSimilarity
 from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core import generator
 from dmlstudy.distances import pair_masks, unit
-from dmlstudy.losses import make_loss
+from dmlstudy.losses import base, make_loss
 from dmlstudy.losses.base import similarities
 
-WORKED = json.loads((Path(__file__).parents[1] / "cases/losses_ranking.json").read_text())
 KINDS = ("O", "Ds", "Dq", "Iu", "Ib")
 NAMES = ["smooth_ap", "recall_at_k", "pnp", "contextual", "supap", "roadmap", "fast_ap"]
 BY_ROWS = [name for name in NAMES if name != "contextual"]
@@ -44,9 +45,15 @@ def slope(value, x):
 # worked cases
 
 
-def of_case(name: str):
+@pytest.fixture(scope="module")
+def worked():
+    """Batches, and of each case hyperparameters, value and gradient."""
+    return json.loads((Path(__file__).parents[1] / "cases/losses_ranking.json").read_text())
+
+
+def loss_of(name: str, params: dict):
     """The loss that a case is of, by its hyperparameters there."""
-    kind, more = name.split("/")[0], dict(WORKED["cases"][name]["params"])
+    kind, more = name.split("/")[0], dict(params)
     more.pop("note", None)
     if more.pop("own", False):
         more["variant"] = "published"
@@ -60,20 +67,20 @@ def of_case(name: str):
     return make_loss(next(name for name in NAMES if kind.startswith(name)), **more)
 
 
-@pytest.mark.parametrize("name", WORKED["cases"])
-def test_worked_cases(name):
+@each("name, case", lambda worked: worked["cases"].items())
+def test_worked_cases(worked, name, case):
     """Value and gradient; with ten bins some distances are at a node, where the gradient is a choice."""
-    case, given = WORKED["cases"][name], WORKED["batches"][name.split("/")[1]]
+    given, of_case = worked["batches"][name.split("/")[1]], partial(loss_of, name, case["params"])
     f = torch.tensor(given["x"], dtype=torch.float64).requires_grad_()
     labels = torch.tensor(given["labels"])
-    value = of_case(name)(f, labels)
+    value = of_case()(f, labels)
     assert value.item() == pytest.approx(case["value"], abs=1e-12)
     at_a_node = name.startswith("fast_ap/")
     expected = torch.tensor(case["grad_x"], dtype=torch.float64)
     if not at_a_node:
         torch.testing.assert_close(slope(value, f), expected, rtol=1e-9, atol=1e-10)
     order = torch.randperm(len(f), generator=generator(0, name))
-    assert of_case(name)(f[order], 7 - 3 * labels[order]).item() == pytest.approx(case["value"], abs=1e-12)
+    assert of_case()(f[order], 7 - 3 * labels[order]).item() == pytest.approx(case["value"], abs=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -241,10 +248,10 @@ LOOPS = {
 DIFFER = ("smooth_ap", "recall_at_k", "supap", "roadmap")  # between the variants
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("given", ["labels", "boolean", "weights"])
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", LOOPS)
+@each("seed", range(3))
+@each("given", ["labels", "boolean", "weights"])
+@each("variant", VARIANTS)
 def test_loops(case, seed, given, variant):
     """Value and gradient are those of the formula: uneven classes in any order, singletons, positives of any shape."""
     name, more, loop = LOOPS[case]
@@ -257,8 +264,8 @@ def test_loops(case, seed, given, variant):
         torch.testing.assert_close(slope(value, f), slope(expected, f), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("more", [{}, {"k": 3, "eps": 0.3, "lam": 0.1}])
-@pytest.mark.parametrize("seed", range(3))
+@each("more", [{}, {"k": 3, "eps": 0.3, "lam": 0.1}])
+@each("seed", range(3))
 def test_slope_of_contextual_is_ten_times_that_of_its_neighbourhoods(seed, more):
     """Each entry of N and of N½ moves by 10 as d² falls by 1; what entries do is measured, their counts are fixed."""
     f, w = batch(seed), (UNEVEN[:, None] == UNEVEN).double()
@@ -285,7 +292,7 @@ def test_slope_of_contextual_is_ten_times_that_of_its_neighbourhoods(seed, more)
     torch.testing.assert_close(slope(make_loss("contextual", **more)(f, UNEVEN), f), expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_weights_are_relative(name):
     """Equal weights are as none."""
     f, same, loss = batch(0), (UNEVEN[:, None] == UNEVEN).double(), make_loss(name)
@@ -295,21 +302,21 @@ def test_weights_are_relative(name):
 # ---------------------------------------------------------------------------------------------------------------------
 # pytorch-metric-learning 2.9.0
 
-PML = {
-    **{f"pnp {k}": (make_loss("pnp", kind=k, tau=0.1), pml.PNPLoss(2, 4, 0.1, k)) for k in KINDS},
-    "pnp, sharp": (make_loss("pnp"), pml.PNPLoss(2, 4, 0.01, "Dq")),
-    "fast_ap": (make_loss("fast_ap"), pml.FastAPLoss(10)),
-    "fast_ap, 7": (make_loss("fast_ap", bins=7), pml.FastAPLoss(7)),
-    "margins": (make_loss("roadmap", lam=1.0), pml.ContrastiveLoss(0.9, 0.6, distance=CosineSimilarity())),
-}
+PML = [  # (our name, more, theirs)
+    *(("pnp", {"kind": k, "tau": 0.1}, partial(pml.PNPLoss, 2, 4, 0.1, k)) for k in KINDS),
+    ("pnp", {}, partial(pml.PNPLoss, 2, 4, 0.01, "Dq")),
+    ("fast_ap", {}, partial(pml.FastAPLoss, 10)),
+    ("fast_ap", {"bins": 7}, partial(pml.FastAPLoss, 7)),
+    ("roadmap", {"lam": 1.0}, lambda: pml.ContrastiveLoss(0.9, 0.6, distance=CosineSimilarity())),
+]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", PML)
-def test_pytorch_metric_learning(name, seed):
+@each("name, more, theirs", PML)
+@each("seed", range(3))
+def test_pytorch_metric_learning(name, more, theirs, seed):
     """Value and gradient, with uneven classes and singletons."""
     f, labels = batch(seed, 40, 6), torch.randint(15, (40,), generator=generator(seed, "labels"))
-    values = [loss(f, labels) for loss in PML[name]]
+    values = [loss(f, labels) for loss in (make_loss(name, **more), theirs())]
     torch.testing.assert_close(*values, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(*(slope(value, f) for value in values), rtol=1e-7, atol=1e-9)
 
@@ -332,7 +339,7 @@ def test_smooth_ap_there_is_right_for_as_many_classes_as_images():
         assert ours > 0.01 and theirs == pytest.approx(ours, rel=1e-5) and cosine > 0.9999
 
 
-@pytest.mark.parametrize("classes, images, most", [(56, 2, 0.3), (28, 4, 0.3), (16, 4, 0.6)])
+@each("classes, images, most", [(56, 2, 0.3), (28, 4, 0.3), (16, 4, 0.6)])
 def test_smooth_ap_there_is_wrong_otherwise(classes, images, most):
     """Classes and images of a class are exchanged there: another value, and a gradient nearly at a right angle."""
     (theirs, published, corrected), cosines = beside_theirs(classes, images)
@@ -343,9 +350,9 @@ def test_smooth_ap_there_is_wrong_otherwise(classes, images, most):
 # edges
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("case", FINITE)
 @pytest.mark.parametrize("name", NAMES)
+@each("variant", VARIANTS)
+@each("case", FINITE)
 def test_finite_value_and_gradient(name, case, variant):
     """On all batches that break losses, for labels and for a matrix, and the two agree."""
     f, labels = FINITE[case]
@@ -357,8 +364,8 @@ def test_finite_value_and_gradient(name, case, variant):
     torch.testing.assert_close(loss(x, positives=labels[:, None] == labels), value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", BY_ROWS)
+@each("name", BY_ROWS)
+@each("variant", VARIANTS)
 def test_nothing_to_rank(name, variant):
     """Singletons: 0 with gradient 0; one class: nothing is before a positive but positives."""
     f = batch(1)
@@ -369,7 +376,7 @@ def test_nothing_to_rank(name, variant):
         assert one.item() == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", BY_ROWS)
+@each("name", BY_ROWS)
 def test_singletons_are_no_queries(name):
     """Images of classes of their own stand in the lists and are asked for nothing; published SupAP counts them."""
     f, labels = batch(2, 12), torch.tensor([0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8])
@@ -381,8 +388,8 @@ def test_singletons_are_no_queries(name):
         torch.testing.assert_close(published, corrected / 2 * (2 if more else 1))
 
 
-@pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
+@each("case", REFUSED)
 def test_wrong_input_is_named(name, case):
     f, labels, said = REFUSED[case]
     with pytest.raises(ValueError) as error:
@@ -390,16 +397,16 @@ def test_wrong_input_is_named(name, case):
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
+@each("wrong", [float("nan"), float("inf")])
 def test_nan_is_seen(name, wrong):
     f = batch(0).detach()
     f[9] = wrong  # a singleton
     assert make_loss(name)(f, UNEVEN).isnan()
 
 
-@pytest.mark.parametrize("dtype, rtol", [(torch.float16, 0.02), (torch.bfloat16, 0.1)])
 @pytest.mark.parametrize("name", ["smooth_ap", "recall_at_k", "pnp", "fast_ap"])
+@each("dtype, rtol", [(torch.float16, 0.02), (torch.bfloat16, 0.1)])
 def test_sixteen_bits_and_autocast_stay_near_float64(name, dtype, rtol):
     """The rounding of the embeddings is all that is lost: not within the loss."""
     more = {"smooth_ap": {"tau": 0.2}, "recall_at_k": {"tau2": 0.2}, "pnp": {"tau": 0.2}}.get(name, {})
@@ -417,8 +424,8 @@ def test_sixteen_bits_and_autocast_stay_near_float64(name, dtype, rtol):
     assert (x.grad.double() - exact.grad).norm() < rtol * exact.grad.norm()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", NAMES)
+@each("variant", VARIANTS)
 def test_invariances(name, variant):
     """Neither a rotation, nor the lengths, nor the order of the batch, nor the names of the classes matter."""
     f, loss = batch(0), make_loss(name, variant=variant)
@@ -444,8 +451,8 @@ SMOOTH = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", SMOOTH)
+@each("variant", VARIANTS)
 def test_slopes(name, variant):
     """First and second derivatives."""
     loss = make_loss(name, variant=variant, **SMOOTH[name])
@@ -453,7 +460,7 @@ def test_slopes(name, variant):
     assert gradgradcheck(lambda f: loss(f, UNEVEN), batch(0))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@each("variant", VARIANTS)
 def test_floor_of_recall(variant):
     """What a batch of separated clusters has; no batch has less."""
     for ks in ((1,), (1, 2, 4), (4, 16)):
@@ -469,13 +476,14 @@ def test_floor_of_recall(variant):
 # blocks of rows
 
 
-@pytest.mark.parametrize("given", ["labels", "weights"])
 @pytest.mark.parametrize("name", BY_ROWS)
-def test_blocks_are_the_whole(name, given):
+@each("given", ["labels", "weights"])
+def test_blocks_are_the_whole(name, given, monkeypatch):
     """A batch in several blocks has value and gradient of the rows at once, to six digits in float32."""
     g = generator(0, "blocks")
-    labels = torch.randint(300, (1200,), generator=g)  # classes of 1 to 12
-    f = torch.randn(300, 16, generator=g)[labels] + 0.8 * torch.randn(1200, 16, generator=g)
+    labels = torch.randint(150, (600,), generator=g)  # classes of 1 to 12
+    f = torch.randn(150, 16, generator=g)[labels] + 0.8 * torch.randn(600, 16, generator=g)
+    monkeypatch.setattr(base, "_AT_ONCE", 100 * 12 * 600)
     loss, z = make_loss(name), unit(f).requires_grad_()
     pairing = labels if given == "labels" else weights(0, labels).float()
     blocks = torch.stack(loss.sums(z, pairing))
@@ -501,6 +509,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, size, images", [("smooth_ap", 4096, 2), ("fast_ap", 4096, 4), ("roadmap", 4096, 4)])
 def test_memory(name, size, images, limit=400):
     """In MB, beyond what a small batch takes; one matrix of 4,096 has 67, one (B, 3, B) has 201."""

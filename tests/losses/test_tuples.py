@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from edge_batches import CLASSES, FINITE
+from grids import each
 from loops import all_triplets, batch, dist, mean, relu
 from pytorch_metric_learning import distances as pml_distances
 from pytorch_metric_learning import losses as pml
@@ -86,8 +87,8 @@ CASES = {  # name -> (class, arguments, loop, arguments of the loop)
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", CASES)
+@each("seed", range(3))
 def test_loops(case, seed):
     """Value and gradient are those of the formula, over random batches; tuple losses with and without triplets."""
     name, arguments, loop, loop_arguments = CASES[case]
@@ -103,8 +104,8 @@ def test_loops(case, seed):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@each("seed", range(4))
+@each("given", [True, False])
 def test_quadruplet_loop(seed, given):
     """Corrected: one second negative of a third class for each triplet."""
     f, labels = batch(seed, classes=5)
@@ -146,7 +147,7 @@ def test_quadruplet_published():
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "QuadrupletLoss"])
-@pytest.mark.parametrize("variant", ["corrected", "published"])
+@each("variant", ["corrected", "published"])
 def test_none_is_all(name, variant):
     """Without triplets = with the list of all, value and gradient, over batches of all kinds of classes."""
     loss = make(name, variant=variant)
@@ -180,7 +181,7 @@ NEAR = [
 ]
 
 
-@pytest.mark.parametrize("name, given, more", NEAR)
+@each("name, given, more", NEAR)
 def test_nearly_equal(name, given, more):
     """Embeddings a thousandth apart have the gradient in float32 that they have in float64, to 4 digits."""
     g = generator(0, "near")
@@ -192,7 +193,7 @@ def test_nearly_equal(name, given, more):
     assert (slopes[0] - slopes[1]).norm() < 1e-4 * slopes[1].norm()
 
 
-@pytest.mark.parametrize("squared", [True, False])
+@each("squared", [True, False])
 def test_near_duplicates_compiled(squared, monkeypatch):
     """What a GPU and a compiled graph compute, without a look at the entries, is what the look finds."""
     g = generator(1, "near")
@@ -205,7 +206,7 @@ def test_near_duplicates_compiled(squared, monkeypatch):
     torch.testing.assert_close(batch_distances(f, squared), looked, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.1, 0.5])
+@each("margin", [0.0, 0.1, 0.5])
 def test_counts_under_ties(margin):
     """Each triplet with a hinge above 0 is counted once on either side, whatever is equal."""
     d = torch.tensor([0.0, 0.5, 0.5, 0.5]).repeat(4, 1)
@@ -214,8 +215,8 @@ def test_counts_under_ties(margin):
     torch.testing.assert_close(_active_counts(d, positives, negatives, margin), (active.sum(2) - active.sum(1)).float())
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.2])
-@pytest.mark.parametrize("edge", ["duplicates", "duplicates across classes", "collapsed", "zero vectors"])
+@each("margin", [0.0, 0.2])
+@each("edge", ["duplicates", "duplicates across classes", "collapsed", "zero vectors"])
 def test_snr_under_ties(edge, margin):
     """The mean is over the same active triplets whether they are listed or not."""
     f, labels = FINITE[edge]
@@ -227,23 +228,26 @@ def test_snr_under_ties(edge, margin):
 # pytorch-metric-learning 2.9.0
 
 
-PML = {  # name -> (ours, theirs)
-    "contrastive": (tuples.ContrastiveLoss(), pml.ContrastiveLoss(reducer=MeanReducer())),
-    "triplet": (
+PML = {  # name -> ours and theirs
+    "contrastive": lambda: (tuples.ContrastiveLoss(), pml.ContrastiveLoss(reducer=MeanReducer())),
+    "triplet": lambda: (
         tuples.TripletLoss(),
         pml.TripletMarginLoss(0.2, distance=pml_distances.LpDistance(power=2), reducer=MeanReducer()),
     ),
-    "triplet, not squared": (tuples.TripletLoss(squared=False), pml.TripletMarginLoss(0.2, reducer=MeanReducer())),
-    "margin": (tuples.MarginLoss(normalizer="pairs"), pml.MarginLoss(0.2, beta=1.2)),
-    "snr": (tuples.SNRLoss(lam=0), pml.TripletMarginLoss(0.2, distance=pml_distances.SNRDistance())),
+    "triplet, not squared": lambda: (
+        tuples.TripletLoss(squared=False),
+        pml.TripletMarginLoss(0.2, reducer=MeanReducer()),
+    ),
+    "margin": lambda: (tuples.MarginLoss(normalizer="pairs"), pml.MarginLoss(0.2, beta=1.2)),
+    "snr": lambda: (tuples.SNRLoss(lam=0), pml.TripletMarginLoss(0.2, distance=pml_distances.SNRDistance())),
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", PML)
+@each("seed", range(3))
 def test_pytorch_metric_learning(name, seed):
     """Value and gradient, on batches of two images a class; triplets come from its miner."""
-    ours, theirs = PML[name]
+    ours, theirs = PML[name]()
     f, _ = batch(seed, size=16, dim=6)
     f, labels = f.requires_grad_(), torch.randperm(16, generator=generator(seed, "labels")) % 8
     given = pml_miners.TripletMarginMiner(0.3)(f, labels)
@@ -252,7 +256,7 @@ def test_pytorch_metric_learning(name, seed):
     torch.testing.assert_close(*(torch.autograd.grad(v, f)[0] for v in values), rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_foreign_miner(name):
     """Triplets of pytorch-metric-learning's miners are ours as they are."""
     f, labels = batch(3, size=16)
@@ -264,7 +268,7 @@ def test_foreign_miner(name):
 # edges
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_nothing_active(name):
     """Singletons: nothing to rank, and the loss is 0."""
     f, labels = FINITE["singletons"]
@@ -274,7 +278,7 @@ def test_nothing_active(name):
     assert value == 0 and (x.grad == 0).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_arguments(name):
     """A wrong variant is refused; so are bad triplets."""
     f, labels = batch(0)
@@ -338,7 +342,7 @@ def test_draw_outside():
     assert (index.bincount(minlength=6)[[0, 2, 4]] - 2000).abs().max() < 5 * math.sqrt(6000 * 2 / 9)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_each_class_has_its_own_beta(seed):
     """The boundary is that of the anchor's class."""
     f, labels = batch(seed)
@@ -374,8 +378,8 @@ def test_offset():
 
 @cuda
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["corrected", "published"])
 @pytest.mark.parametrize("name", NAMES)
+@each("variant", ["corrected", "published"])
 def test_cuda(name, variant):
     """The value of the CPU, without a single wait for the host, forward and backward."""
     f, labels = batch(0, size=16)

@@ -5,6 +5,7 @@ import math
 import pytest
 import pytorch_metric_learning.losses as pml
 import torch
+from grids import each
 from torch.autograd import gradcheck
 
 from dmlstudy.core import generator
@@ -55,24 +56,24 @@ def supcon(f, labels, t):
     return sum(anchors) / max(1, len(anchors))
 
 
-@pytest.mark.parametrize("t", [0.07, 0.5, 2.0])
-@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-@pytest.mark.parametrize("kind, oracle", [(NTXentLoss, ntxent), (SupConLoss, supcon)])
-def test_value_is_that_of_the_formula(kind, oracle, labels, t):
+@each("kind, oracle", [(NTXentLoss, ntxent), (SupConLoss, supcon)])
+@each("classes, labels", LABELS)
+@each("t", [0.07, 0.5, 2.0])
+def test_value_is_that_of_the_formula(kind, oracle, classes, labels, t):
     f = embeddings()
     assert kind(t)(f, labels).item() == pytest.approx(oracle(f, labels, t), abs=1e-10)
 
 
-@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradient_is_that_of_the_value(kind, labels):
+@each("kind", KINDS)
+@each("classes, labels", LABELS)
+def test_gradient_is_that_of_the_value(kind, classes, labels):
     loss = kind(0.2)
     assert gradcheck(lambda f: loss(f, labels), embeddings())
 
 
-@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-@pytest.mark.parametrize("kind, theirs", [(NTXentLoss, pml.NTXentLoss), (SupConLoss, pml.SupConLoss)])
-def test_same_as_pytorch_metric_learning(kind, theirs, labels):
+@each("kind, theirs", [(NTXentLoss, pml.NTXentLoss), (SupConLoss, pml.SupConLoss)])
+@each("classes, labels", LABELS)
+def test_same_as_pytorch_metric_learning(kind, theirs, classes, labels):
     f = embeddings(seed=1)
     values = kind(0.1)(f, labels), theirs(temperature=0.1)(f, labels)
     torch.testing.assert_close(*values)
@@ -94,8 +95,8 @@ def test_worked_numbers():
     assert SupConLoss(1.0)(f, labels).item() == pytest.approx(math.log(2 + math.exp(-2)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("t", [0.001, 0.01])
+@each("kind", KINDS)
+@each("t", [0.001, 0.01])
 def test_low_temperature_does_not_overflow(kind, t):
     f = embeddings().detach().float().requires_grad_()
     value = kind(t)(f, LABELS["unequal classes"])
@@ -104,7 +105,7 @@ def test_low_temperature_does_not_overflow(kind, t):
     assert value.item() == pytest.approx(kind(t)(f.double(), LABELS["unequal classes"]).item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_nothing_to_learn_without_positives(kind):
     f = embeddings()
     value = kind()(f, torch.arange(10))
@@ -112,7 +113,7 @@ def test_nothing_to_learn_without_positives(kind):
     assert value.item() == 0 and not f.grad.any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_invariances(kind):
     f, labels = embeddings(), LABELS["unequal classes"]
     value, order = kind()(f, labels), torch.randperm(10, generator=generator(0, "order"))
@@ -121,7 +122,7 @@ def test_invariances(kind):
         torch.testing.assert_close(same, value)
 
 
-@pytest.mark.parametrize("name, t", [("ntxent", 0.5), ("supcon", 0.1)])
+@each("name, t", [("ntxent", 0.5), ("supcon", 0.1)])
 def test_scale_of_the_published_code(name, t):
     f = embeddings()
     plain, published = (make_loss(name, variant=variant)(f, VIEWS) for variant in ("corrected", "published"))
@@ -130,16 +131,16 @@ def test_scale_of_the_published_code(name, t):
     assert make_loss(name).param_groups(0.1) == []
 
 
-@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-def test_published_supcon_counts_singletons_in_the_mean(labels):
+@each("classes, labels", LABELS)
+def test_published_supcon_counts_singletons_in_the_mean(classes, labels):
     f, lonely = embeddings(), sum((labels == y).sum().item() == 1 for y in labels)
     published = make_loss("supcon", variant="published", loss_scale=1.0)
     for pairing in ({"labels": labels}, {"positives": 0.3 * (labels[:, None] == labels)}):
         assert published(f, **pairing).item() == pytest.approx(supcon(f, labels, 0.1) * (10 - lonely) / 10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("t", [0, -0.1, math.nan])
+@each("kind", KINDS)
+@each("t", [0, -0.1, math.nan])
 def test_temperature_is_positive(kind, t):
     with pytest.raises(ValueError, match="temperature of the .*, above 0"):
         kind(temperature=t)

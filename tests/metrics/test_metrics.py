@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from grids import Recipes, each
+from largest import Largest
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from sklearn.metrics import (
     adjusted_mutual_info_score,
@@ -34,25 +36,37 @@ def embedding(n=200, c=20, d=12, noise=0.8, seed=0):
     return torch.randn(c, d, generator=g)[labels] + noise * torch.randn(n, d, generator=g), labels
 
 
-def point_sets():
-    g = generator(1, "test metrics")
-    x = torch.randn(1300, 6, generator=g)
-    return {
-        "spread": x,
-        "few": x[:5],
-        "one": x[:1],
-        "equal": torch.ones(300, 4),
-        "zeros": torch.zeros(40, 3),
-        "copies": x[:60].repeat(20, 1)[torch.randperm(1200, generator=g)],
-        "grid": torch.randint(0, 3, (1200, 5), generator=g).float(),
-        "signs": x[:400].sign(),
-        "half zero": x * (torch.rand(1300, 1, generator=g) > 0.5),
-        "near": 1 + 1e-6 * x,
-        "far": torch.cat([x, 1e6 * torch.ones(1, 6)]),
-        "line": torch.arange(500.0)[:, None],
-        "large": torch.cat([x, x + torch.randn(1300, 6, generator=g)]),
-        "large grid": torch.randint(0, 5, (2300, 6), generator=g).float(),
+def gaussian(n=1300, dim=6, purpose="points"):
+    return torch.randn(n, dim, generator=generator(1, "test metrics", purpose))
+
+
+def whole(top, *shape):
+    """Points with whole coordinates."""
+    return torch.randint(0, top, shape, generator=generator(1, "test metrics", *shape)).float()
+
+
+def shuffled(x):
+    return x[torch.randperm(len(x), generator=generator(1, "test metrics", "order"))]
+
+
+POINT_SETS = Recipes(
+    {
+        "spread": gaussian,
+        "few": lambda: gaussian()[:5],
+        "one": lambda: gaussian()[:1],
+        "equal": lambda: torch.ones(300, 4),
+        "zeros": lambda: torch.zeros(40, 3),
+        "copies": lambda: shuffled(gaussian()[:60].repeat(20, 1)),
+        "grid": lambda: whole(3, 1200, 5),
+        "signs": lambda: gaussian()[:400].sign(),
+        "half zero": lambda: gaussian() * (whole(2, 1300, 1) > 0),
+        "near": lambda: 1 + 1e-6 * gaussian(),
+        "far": lambda: torch.cat([gaussian(), 1e6 * torch.ones(1, 6)]),
+        "line": lambda: torch.arange(500.0)[:, None],
+        "large": lambda: torch.cat([gaussian(), gaussian() + gaussian(purpose="others")]),
+        "large grid": lambda: whole(5, 2300, 6),
     }
+)
 
 
 def naive_neighbours(points, k, queries=None):
@@ -72,17 +86,17 @@ def neighbours(points, k, queries=None, **more):
 # neighbours
 
 
-@pytest.mark.parametrize("name", point_sets())
+@pytest.mark.parametrize("name", POINT_SETS)
 def test_neighbours_are_those_of_all_distances_ties_included(name):
-    points = as_points(point_sets()[name], normalize=False)
+    points = as_points(POINT_SETS[name], normalize=False)
     expected = naive_neighbours(points, 5000)
     for k in (1, 13, 150, 5000):
         assert torch.equal(neighbours(points, k), expected[:, :k])
 
 
-@pytest.mark.parametrize("name", ["spread", "copies", "grid", "half zero", "large"])
+@each("name", ["spread", "copies", "grid", "half zero", "large"])
 def test_a_set_against_itself_in_blocks_of_any_size(name):
-    gallery = Gallery(as_points(point_sets()[name], normalize=False))
+    gallery = Gallery(as_points(POINT_SETS[name], normalize=False))
     q, _ = gallery.queries(gallery.points[gallery.order])
     scores = q @ gallery.rows.T
     for size, given in ((1024, None), (500, None), (100, None), (500, q), (100, q)):
@@ -92,42 +106,53 @@ def test_a_set_against_itself_in_blocks_of_any_size(name):
         assert all(len(row.unique()) == 20 for row in index)
 
 
-def tied_sets():
-    g = generator(4, "test metrics")
-    x = torch.randn(2100, 6, generator=g)
-    return {
-        "collapsed": torch.zeros(2100, 8),
-        "one direction": torch.ones(2048, 3),
-        "ten points": x[torch.randint(0, 10, (2100,), generator=g)],
-        "half zeros": torch.cat([torch.zeros(1050, 6), x[:1050]]),
-        "one dimension": x[:, :1],
-        "quantised": (2 * x).round() / 2,
-        "signs": x.sign(),
+TIED_SETS = Recipes(
+    {
+        "collapsed": lambda: torch.zeros(2100, 8),
+        "one direction": lambda: torch.ones(2048, 3),
+        "ten points": lambda: gaussian(2100)[whole(10, 2100).long()],
+        "half zeros": lambda: torch.cat([torch.zeros(1050, 6), gaussian(1050)]),
+        "one dimension": lambda: gaussian(2100, 1),
+        "quantised": lambda: (2 * gaussian(2100)).round() / 2,
+        "signs": lambda: gaussian(2100).sign(),
     }
+)
 
 
-def heavy_sets():
-    g = generator(5, "test metrics")
-    x, labels = torch.randn(2100, 32, generator=g), torch.arange(2100) % 60
-    near = torch.randn(60, 32, generator=g)[labels] + 0.3 * x
-    scale = torch.randn(2100, 1, generator=g)
-    return {
-        "one long": torch.cat([1e3 * x[:1], x[1:]]),
-        "one very long": torch.cat([1e9 * x[:1], x[1:]]),
-        "two long in one direction": torch.cat([1e6 * x[:1], 1.0001e6 * x[:1], x[2:]]),
-        "log-normal": (1.5 * scale).exp() * x,
-        "log-normal classes": (1.5 * scale).exp() * near,
-        "cauchy": near / scale.abs(),
-        "far from the origin": 1e4 + torch.cat([1e3 * x[:1], x[1:]]),
+def long(size):
+    """Points, the first of them long."""
+    x = gaussian(2100, 32)
+    return torch.cat([size * x[:1], x[1:]])
+
+
+def near():
+    """Points around 60 centres."""
+    return gaussian(60, 32, "centres")[torch.arange(2100) % 60] + 0.3 * gaussian(2100, 32)
+
+
+def scale():
+    return gaussian(2100, 1, "scale")
+
+
+HEAVY_SETS = Recipes(
+    {
+        "one long": lambda: long(1e3),
+        "one very long": lambda: long(1e9),
+        "two long in one direction": lambda: torch.cat([long(1e6)[:1], 1.0001 * long(1e6)[:1], gaussian(2100, 32)[2:]]),
+        "log-normal": lambda: (1.5 * scale()).exp() * gaussian(2100, 32),
+        "log-normal classes": lambda: (1.5 * scale()).exp() * near(),
+        "cauchy": lambda: near() / scale().abs(),
+        "far from the origin": lambda: 1e4 + long(1e3),
     }
+)
 
 
-@pytest.mark.parametrize("name", heavy_sets())
+@pytest.mark.parametrize("name", HEAVY_SETS)
 def test_few_queries_are_searched_again_because_others_are_long(name, monkeypatch):
     again = []
     ties = search._search_ties
     monkeypatch.setattr(search, "_search_ties", lambda g, x, *more: again.append(len(x)) or ties(g, x, *more))
-    points = as_points(heavy_sets()[name], normalize=False)
+    points = as_points(HEAVY_SETS[name], normalize=False)
     expected = naive_neighbours(points, 120)
     for k in (1, 10, 120):
         for budget in (2**28, 2**18):
@@ -138,9 +163,9 @@ def test_few_queries_are_searched_again_because_others_are_long(name, monkeypatc
         assert torch.equal(neighbours(points, k, queries), naive_neighbours(points, k, queries))
 
 
-@pytest.mark.parametrize("name", heavy_sets())
+@each("name", HEAVY_SETS)
 def test_what_a_score_stands_for_lies_in_its_interval_however_long_some_points_are(name):
-    points = as_points(heavy_sets()[name], normalize=False)
+    points = as_points(HEAVY_SETS[name], normalize=False)
     gallery = Gallery(points)
     q, slack = gallery.queries(points[::5])
     d2 = squared(points[::5], points[gallery.order])
@@ -157,10 +182,10 @@ def squared(x, y):
     return torch.stack([(row - y.double()).square().sum(1) for row in x.double()])
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("name", tied_sets())
+@pytest.mark.parametrize("name", TIED_SETS)
+@each("normalize", [True, False])
 def test_neighbours_where_most_distances_are_tied_in_a_set_large_enough_for_blocks(name, normalize):
-    points = as_points(tied_sets()[name], normalize)
+    points = as_points(TIED_SETS[name], normalize)
     expected, queries = naive_neighbours(points, 150), points[::9]
     for k in (1, 8, 150):
         for budget in (2**28, 2**18):
@@ -169,9 +194,9 @@ def test_neighbours_where_most_distances_are_tied_in_a_set_large_enough_for_bloc
         assert torch.equal(found, naive_neighbours(points, k, queries))
 
 
-@pytest.mark.parametrize("name", ["collapsed", "half zeros", "one dimension"])
+@each("name", ["collapsed", "half zeros", "one dimension"])
 def test_tied_embeddings_are_measured_whole(name):
-    f, labels = tied_sets()[name], torch.arange(len(tied_sets()[name])) % 30
+    f, labels = TIED_SETS[name], torch.arange(len(TIED_SETS[name])) % 30
     scores = evaluate(f, labels)
     index = naive_neighbours(as_points(f), 1)[:, 0]
     assert set(scores) == set(DEFAULT)
@@ -181,30 +206,30 @@ def test_tied_embeddings_are_measured_whole(name):
 
 
 def test_neighbours_on_the_sphere_where_many_points_have_one_direction():
-    x = point_sets()["grid"]
+    x = POINT_SETS["grid"]
     points = as_points(x * torch.rand(len(x), 1, generator=generator(2)).add(0.5))
     assert torch.equal(neighbours(points, 9), naive_neighbours(points, 9))
 
 
-@pytest.mark.parametrize("name", ["large", "large grid"])
+@each("name", ["large", "large grid"])
 def test_neighbours_are_as_near_as_those_that_faiss_finds(name):
     faiss = pytest.importorskip("faiss")
-    points = as_points(point_sets()[name], normalize=False)
+    points = as_points(POINT_SETS[name], normalize=False)
     distances = lambda index: (points[:, None].double() - points[index]).square().sum(2)
     theirs = distances(torch.from_numpy(faiss.knn(points.numpy(), points.numpy(), 10)[1]))
     assert torch.allclose(distances(neighbours(points, 9)), theirs.sort(1).values[:, 1:], atol=1e-6)  # less itself
 
 
-@pytest.mark.parametrize("name", ["spread", "grid", "copies", "half zero"])
+@each("name", ["spread", "grid", "copies", "half zero"])
 def test_neighbours_in_a_gallery_and_in_a_small_budget(name):
-    points = as_points(point_sets()[name], normalize=False)
+    points = as_points(POINT_SETS[name], normalize=False)
     queries = torch.cat([points[::7], -3 * points[:4]])
     expected = naive_neighbours(points, 11, queries)
     for budget in (2**12, 2**20, 2**28):
         assert torch.equal(neighbours(points, 11, queries, budget=budget), expected)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@each("scale", [1e-3, 1.0, 1e3])
 def test_a_score_is_never_further_off_than_its_bound(scale):
     x, _ = embedding(400, d=64)
     gallery = Gallery(scale * x + 5)
@@ -258,7 +283,7 @@ def naive_scores(f, labels):
     return {name: total / len(z) for name, total in totals.items()}
 
 
-@pytest.mark.parametrize("c", [3, 20])
+@each("c", [3, 20])
 def test_retrieval_metrics_are_those_of_a_loop(c):
     f, labels = embedding(120, c)
     expected = naive_scores(f, labels)
@@ -306,7 +331,7 @@ def test_k_beyond_the_set_looks_at_all_of_it():
     assert scores["map@1000"] == scores["map@29"]
 
 
-@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+@each("narrow", [torch.float16, torch.bfloat16])
 def test_query_and_gallery_of_different_widths_are_measured_in_the_wider_one(narrow):
     f, labels = embedding(150, 10)
     f, names = f.to(narrow).double(), ["recall@1", "map@r", "norm_mean"]
@@ -317,7 +342,7 @@ def test_query_and_gallery_of_different_widths_are_measured_in_the_wider_one(nar
     assert torch.equal(index[:, 0], torch.arange(150))
 
 
-@pytest.mark.parametrize("n", [200, 2100])
+@each("n", [200, 2100])
 def test_the_default_type_of_new_tensors_changes_nothing(n):
     f, labels = embedding(n)
     expected = evaluate(f, labels)
@@ -329,7 +354,7 @@ def test_the_default_type_of_new_tensors_changes_nothing(n):
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@each("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_every_width_of_input_is_measured(dtype):
     f, labels = embedding(150, 10)
     scores = evaluate(f.to(dtype), labels)
@@ -360,7 +385,7 @@ def test_retrieve_keeps_what_the_scores_are_made_of():
 # clustering
 
 
-@pytest.mark.parametrize("n, c, k", [(50, 5, 5), (300, 40, 30), (200, 1, 7), (60, 60, 9), (60, 60, 60), (30, 1, 1)])
+@each("n, c, k", [(50, 5, 5), (300, 40, 30), (200, 1, 7), (60, 60, 9), (60, 60, 60), (30, 1, 1)])
 def test_agreement_against_scikit_learn(n, c, k):
     g = generator(n, "partitions", c, k)
     labels, clusters = torch.randint(0, c, (n,), generator=g), torch.randint(0, k, (n,), generator=g)
@@ -387,7 +412,7 @@ def naive_lloyd(points, start, rounds):
     return torch.cdist(x, centroids).argmin(1)
 
 
-@pytest.mark.parametrize("rounds", [1, 4, 20])
+@each("rounds", [1, 4, 20])
 def test_kmeans_is_lloyds_algorithm(rounds):
     f, _ = embedding(600, 12, noise=0.6, seed=5)
     points = as_points(f)
@@ -410,16 +435,17 @@ def exact_lloyd(points, k, seed=0):
         centroids = new
 
 
-@pytest.mark.parametrize("sets, name", [(s, n) for s in (tied_sets, heavy_sets, point_sets) for n in s()])
+@pytest.mark.parametrize("sets", [TIED_SETS, HEAVY_SETS, POINT_SETS], ids=["tied", "heavy", "points"])
+@each("name", lambda sets: sets)
 def test_clusters_are_those_of_all_distances_ties_included(sets, name):
-    points = as_points(sets()[name][:700], normalize=False)
+    points = as_points(sets[name][:700], normalize=False)
     for k in {min(k, len(points)) for k in (1, 5, 30)}:
         assert torch.equal(kmeans(points, k).clusters, exact_lloyd(points, k))
 
 
-@pytest.mark.parametrize("name", heavy_sets())
+@each("name", HEAVY_SETS)
 def test_scores_further_apart_than_the_gap_are_in_order(name):
-    points = as_points(heavy_sets()[name], normalize=False)
+    points = as_points(HEAVY_SETS[name], normalize=False)
     x = torch.cat([points - steady_centre(points).float(), torch.ones(len(points), 1)], 1)
     rows = score_points(x[::20, :-1], torch.zeros(x.shape[1] - 1, dtype=torch.float64))[0][:, :-1]
     scores, d2 = x @ rows.T, squared(x[:, :-1], rows[:, :-1])
@@ -430,7 +456,7 @@ def test_scores_further_apart_than_the_gap_are_in_order(name):
     assert worse[clear].all()
 
 
-@pytest.mark.parametrize("points", [torch.ones(20, 3), torch.zeros(20, 3), torch.arange(2.0).repeat(10)[:, None]])
+@each("points", lambda: [torch.ones(20, 3), torch.zeros(20, 3), torch.arange(2.0).repeat(10)[:, None]])
 def test_kmeans_of_few_distinct_points_ends(points):
     found = kmeans(points, 6)
     assert found.inertia < 1e-6
@@ -460,7 +486,7 @@ def test_distances_within_and_between_classes_are_those_of_a_loop():
     assert inter(f, labels) == pytest.approx(np.mean(pairs([x.mean(0) for x in groups])), abs=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(100, 6), (6, 100), (1, 5), (5, 1), (9000, 3)])
+@each("shape", [(100, 6), (6, 100), (1, 5), (5, 1), (9000, 3)])
 def test_spectrum_is_numpys(shape):
     f = torch.randn(shape, generator=generator(4))
     s = np.linalg.svd(f.double().numpy(), compute_uv=False)
@@ -485,29 +511,28 @@ def test_class_spectra_do_not_depend_on_the_budget():
 
 
 @pytest.mark.filterwarnings("ignore:.*no other image", "ignore:ratio is NaN")
-@pytest.mark.parametrize(
-    "f, labels",
-    [
-        (torch.randn(1, 4, generator=generator(0)), [0]),
-        (torch.randn(2, 4, generator=generator(1)), [0, 1]),
-        (torch.randn(30, 4, generator=generator(2)), [0] * 30),
-        (torch.randn(30, 4, generator=generator(3)), range(30)),
-        (torch.ones(30, 4), [0, 1, 2] * 10),
-        (torch.zeros(30, 4), [0, 1, 2] * 10),
-        (torch.tensor([[1.0], [-1.0]]).repeat(15, 1), [0, 0, 1] * 10),
-        (torch.randn(5, 40, generator=generator(4)), [0, 0, 1, 1, 1]),
-    ],
-    ids=["one", "two", "one class", "singletons", "equal", "zero", "antipodal", "wide"],
+@each(
+    "case, made",
+    {
+        "one": lambda: (gaussian(1, 4), [0]),
+        "two": lambda: (gaussian(2, 4), [0, 1]),
+        "one class": lambda: (gaussian(30, 4), [0] * 30),
+        "singletons": lambda: (gaussian(30, 4), [*range(30)]),
+        "equal": lambda: (torch.ones(30, 4), [0, 1, 2] * 10),
+        "zero": lambda: (torch.zeros(30, 4), [0, 1, 2] * 10),
+        "antipodal": lambda: (torch.tensor([[1.0], [-1.0]]).repeat(15, 1), [0, 0, 1] * 10),
+        "wide": lambda: (gaussian(5, 40), [0, 0, 1, 1, 1]),
+    },
 )
-def test_every_metric_is_finite_on_odd_sets(f, labels):
-    labels = torch.tensor(list(labels))
-    for normalize in (True, False):
-        for singletons in ("miss", "skip"):
-            names = (*DEFAULT, "map@1000", "rho@-1", "rho@10")
-            scores = evaluate(f, labels, names, normalize=normalize, singletons=singletons)
-            undefined = {"ratio"} if len(labels.unique()) == 1 else set()
-            assert {name for name, v in scores.items() if not math.isfinite(v)} == undefined, scores
-            assert list(scores) == list(names)
+@each("normalize", [True, False])
+@each("singletons", ["miss", "skip"])
+def test_every_metric_is_finite_on_odd_sets(case, made, normalize, singletons):
+    f, labels = (torch.as_tensor(x) for x in made())
+    names = (*DEFAULT, "map@1000", "rho@-1", "rho@10")
+    scores = evaluate(f, labels, names, normalize=normalize, singletons=singletons)
+    undefined = {"ratio"} if len(labels.unique()) == 1 else set()
+    assert {name for name, v in scores.items() if not math.isfinite(v)} == undefined, scores
+    assert list(scores) == list(names)
 
 
 def test_scores_do_not_depend_on_rotation_or_scale():
@@ -529,7 +554,7 @@ def test_singletons_are_counted_or_left_out_and_said():
     assert miss["r_precision"] == pytest.approx(skip["r_precision"] * 37 / 40)
 
 
-@pytest.mark.parametrize(
+@each(
     "change, message",
     [
         (dict(metrics=["rho@0"]), "not a number"),
@@ -547,7 +572,7 @@ def test_mistakes_are_named(change, message):
         evaluate(**{"f": f, "labels": labels, **change})
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@each("wrong", [math.nan, math.inf, -math.inf])
 def test_embeddings_that_are_not_finite_are_counted_and_located(wrong):
     f, labels = embedding()
     f[[5, 9, 150], 2] = wrong
@@ -557,7 +582,7 @@ def test_embeddings_that_are_not_finite_are_counted_and_located(wrong):
         evaluate(f[:4], labels[:4], None, f, labels)
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda f, y: (f[::-1].copy()[::-1], y[::-1].copy()[::-1]),
@@ -571,7 +596,7 @@ def test_arrays_of_any_order_and_byte_order_are_measured(change):
     assert evaluate(*change(f.numpy(), labels.numpy())) == evaluate(f, labels)
 
 
-@pytest.mark.parametrize(
+@each(
     "f, labels, message",
     [
         (np.ones((2, 3)), np.array(["a", "b"]), r"labels must be numbers; got <U1: np.unique\(labels, return_inv"),
@@ -585,7 +610,7 @@ def test_input_that_holds_no_numbers_is_refused(f, labels, message):
         evaluate(f, labels)
 
 
-@pytest.mark.parametrize("size", [1e-290, 1e-160, 1e160, 1e290])
+@each("size", [1e-290, 1e-160, 1e160, 1e290])
 def test_norms_of_any_size(size):
     f, labels = embedding()
     names = ["norm_mean", "norm_cv"]
@@ -616,7 +641,7 @@ def test_every_name_of_the_default_is_known_and_global_randomness_is_untouched()
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_gives_the_cpus_numbers():
-    for f in (embedding(3000, 100, 32)[0], point_sets()["grid"], point_sets()["equal"]):
+    for f in (embedding(3000, 100, 32)[0], POINT_SETS["grid"], POINT_SETS["equal"]):
         labels = torch.arange(len(f)) // 6
         names = [n for n in DEFAULT if n not in ("nmi", "ami", "f1")]
         loose = ["rho", "effective_rank"]  # of equal points: a root of what rounding leaves of zeros
@@ -648,8 +673,8 @@ def loop_relevance(f, g, R, own):
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing to find")
-@pytest.mark.parametrize("budget", [1, 2**28])
-@pytest.mark.parametrize("seed", range(3))
+@each("budget", [1, 2**28])
+@each("seed", range(3))
 def test_relevance_against_loops(seed, budget):
     """One-sided grades, several labels an image, and a gallery of its own."""
     g = generator(seed, "relevance")
@@ -702,6 +727,17 @@ print(pages("VmHWM") - before)
 """
 
 
+def test_relevance_of_labels_is_never_an_array():
+    """2,000 images with some of 50 labels each, some rows at a time: no array of all pairs of images."""
+    g = generator(0, "memory")
+    f, tags = torch.randn(2000, 8, generator=g), torch.rand(2000, 50, generator=g) < 0.05
+    tags[:, 0] |= ~tags.any(1)  # each has something to find
+    with Largest() as mode:
+        evaluate(f, metrics=["recall@1", "map@r"], relevance=tags, budget=2**17, progress=False)
+    assert mode.numbers < 2000**2 / 8
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_relevance_of_labels_is_never_held_whole():
     """12,000 images with some of 200 labels each: the matrix of what they share would be 576 MB."""

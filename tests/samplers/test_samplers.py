@@ -11,6 +11,7 @@ import scipy.linalg
 import scipy.spatial.distance
 import scipy.stats
 import torch
+from grids import each
 from torch.utils.data import DataLoader, TensorDataset
 
 from dmlstudy.core import generator
@@ -20,9 +21,12 @@ from dmlstudy.samplers.embedded import MemoryBank, d2_points, farthest_points, l
 from dmlstudy.samplers.label import ImagesByClass
 from dmlstudy.samplers.matching import distance_histograms, frechet_distances, heights_wasserstein, wasserstein
 
-BY_LABEL = [("spc", {}), ("spc", {"replacement": False}), ("spc_r", {}), ("shuffle", {})]
-BY_EMBEDDING = [(name, {"variant": v}) for name in ("gc", "ddm", "frd", "d2") for v in ("corrected", "published")]
-ALL = BY_LABEL + BY_EMBEDDING
+BY_LABEL = {"spc": [{}, {"replacement": False}], "spc_r": [{}], "shuffle": [{}]}
+BY_EMBEDDING = {name: [{"variant": "corrected"}, {"variant": "published"}] for name in ("gc", "ddm", "frd", "d2")}
+ALL = BY_LABEL | BY_EMBEDDING
+every_sampler = pytest.mark.parametrize("name", ALL)
+by_embedding = pytest.mark.parametrize("name", BY_EMBEDDING)
+every_variant = each("more", lambda name: ALL[name])
 N, C, B, DIM = 240, 12, 24, 6
 LABELS = torch.arange(N) % C
 
@@ -34,7 +38,7 @@ def embeddings(n=N, dim=DIM, seed=0):
 
 
 def make(name, more, **extra):
-    if (name, {}) in BY_LABEL:
+    if name in BY_LABEL:
         return make_sampler(name, LABELS, B, **more, **extra)
     sampler = make_sampler(name, LABELS, B, dim=DIM, **{"big_batch": 96} | more, **extra)
     sampler.bank.fill(embeddings())
@@ -51,7 +55,8 @@ def random_labels(g):
 # what every sampler does
 
 
-@pytest.mark.parametrize("name, more", ALL)
+@every_sampler
+@every_variant
 def test_pass_is_the_epoch_and_the_next_pass_the_next(name, more):
     sampler = make(name, more)
     first, second = list(sampler), list(sampler)
@@ -65,7 +70,8 @@ def test_pass_is_the_epoch_and_the_next_pass_the_next(name, more):
     assert list(make(name, more, seed=1)) != first
 
 
-@pytest.mark.parametrize("name, more", ALL)
+@every_sampler
+@every_variant
 def test_global_random_state_is_neither_read_nor_written(name, more):
     torch.manual_seed(1)
     before, first = torch.get_rng_state(), make(name, more).batch(0, 0)
@@ -74,7 +80,8 @@ def test_global_random_state_is_neither_read_nor_written(name, more):
     assert torch.equal(make(name, more).batch(0, 0), first)
 
 
-@pytest.mark.parametrize("name, more", ALL)
+@every_sampler
+@every_variant
 def test_peeking_does_not_move_the_next_pass(name, more):
     sampler = make(name, more)
     expected = list(make(name, more))
@@ -82,7 +89,7 @@ def test_peeking_does_not_move_the_next_pass(name, more):
     assert list(sampler) == expected
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@each("workers", [2, 4])
 def test_loader_workers_make_no_difference(workers):
     data = TensorDataset(torch.arange(N))
     for name, more in [("spc", {}), ("frd", {})]:
@@ -91,8 +98,9 @@ def test_loader_workers_make_no_difference(workers):
         assert loaded == expected
 
 
-@pytest.mark.parametrize("name, more", ALL)
-@pytest.mark.parametrize("done", [1, 4, N // B])
+@every_sampler
+@every_variant
+@each("done", [1, 4, N // B])
 def test_resume(name, more, done):
     sampler, whole = make(name, more), make(name, more)
     sampler.set_epoch(3), whole.set_epoch(3)
@@ -128,20 +136,22 @@ def test_other_process_draws_the_same():
         "    sampler.load_state_dict(state)\n"
         "    print(list(sampler))\n"
     )
-    samplers = [make(name, more) for name, more in ALL]
+    every = [(name, more) for name, variants in ALL.items() for more in variants]
+    samplers = [make(name, more) for name, more in every]
     jobs = [
         (name, sampler.state_dict(), more if sampler.bank is None else more | {"dim": DIM, "big_batch": 96})
-        for (name, more), sampler in zip(ALL, samplers, strict=True)
+        for (name, more), sampler in zip(every, samplers, strict=True)
     ]
     out = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(jobs), capture_output=True, check=True)
     assert out.stdout.decode().splitlines() == [str(list(s)) for s in samplers]
 
 
-@pytest.mark.parametrize("name, more", ALL)
+@every_sampler
+@every_variant
 def test_labels_of_any_value_type_and_order(name, more):
     permuted = torch.randperm(C, generator=generator(0, "names")) * 13 - 20
     names = permuted[LABELS]
-    extra = {} if (name, {}) in BY_LABEL else {"dim": DIM, "big_batch": 96}
+    extra = {} if name in BY_LABEL else {"dim": DIM, "big_batch": 96}
     for labels in (names, names.int(), names.numpy(), names.tolist()):
         sampler = make_sampler(name, labels, B, **more, **extra)
         if sampler.bank is not None:
@@ -169,7 +179,7 @@ def test_draws_have_the_right_class_and_are_different_where_asked():
         assert (distinct[enough] == n).all()
 
 
-@pytest.mark.parametrize("draw", ["draw", "draw_different"])
+@each("draw", ["draw", "draw_different"])
 def test_draws_are_uniform_in_every_place(draw):
     by_class = ImagesByClass([0] * 5 + [1] * 3)
     i = getattr(by_class, draw)(torch.zeros(20000, dtype=torch.int64), 3, generator(0, "uniform"))
@@ -182,8 +192,8 @@ def test_draws_are_uniform_in_every_place(draw):
     assert scipy.stats.chisquare(pairs.flatten()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
-@pytest.mark.parametrize("shape", [(5864, 100), (59551, 11318)])
+@each("n", [2, 4, 8])
+@each("shape", [(5864, 100), (59551, 11318)])
 def test_closed_forms(shape, n):
     labels = torch.arange(shape[0]) % shape[1]
     with warnings.catch_warnings(action="ignore"):
@@ -234,7 +244,7 @@ def test_short_classes():
         make_sampler("spc", labels, 10, samples_per_class=5, short="drop")
 
 
-@pytest.mark.parametrize(
+@each(
     "name, labels, batch_size, more, message",
     [
         ("spc", LABELS, 25, {}, "a batch of 25 cannot hold 2 images"),
@@ -250,7 +260,7 @@ def test_short_classes():
         ("spc", LABELS, 24, {"short": "skip"}, "There is no policy for short classes 'skip'"),
         ("gcc", LABELS, 24, {}, "Did you mean 'gc'"),
         ("gc", LABELS, 24, {}, r"give dim=..., or bank=MemoryBank\(240, dim\)"),
-        ("ddm", LABELS, 24, {"bank": MemoryBank(100, 4)}, "the bank holds 100 images, the labels are of 240"),
+        ("ddm", LABELS, 24, {"bank": (100, 4)}, "the bank holds 100 images, the labels are of 240"),
         ("frd", LABELS, 24, {"dim": 4}, "the 240 images there are"),
         ("gc", LABELS, 24, {"dim": 4, "big_batch": 22}, "between the batch of 24"),
         ("ddm", LABELS, 24, {"dim": 4, "big_batch": 97}, "a multiple of 2; got 97"),
@@ -259,6 +269,7 @@ def test_short_classes():
     ],
 )
 def test_impossible_requests_are_refused_with_their_numbers(name, labels, batch_size, more, message):
+    more = more | ({"bank": MemoryBank(*more["bank"])} if "bank" in more else {})
     with pytest.raises(ValueError, match=message):
         make_sampler(name, labels, batch_size, **more)
 
@@ -280,7 +291,7 @@ def test_bank_is_refused_until_it_is_full_and_finite():
 # the bank and its use
 
 
-@pytest.mark.parametrize("size", [1, 20, 30])
+@each("size", [1, 20, 30])
 def test_bank_update_equals_writing_one_row_after_the_other(size):
     for seed in range(50):
         g = generator(seed, "bank")
@@ -293,7 +304,8 @@ def test_bank_update_equals_writing_one_row_after_the_other(size):
         assert torch.equal(bank.known.nonzero()[:, 0], i.unique())
 
 
-@pytest.mark.parametrize("name, more", BY_EMBEDDING)
+@by_embedding
+@every_variant
 def test_refresh(name, more):
     sampler, moved = make(name, more), embeddings(seed=1)
     first = sampler.batch(0, 0)
@@ -306,9 +318,10 @@ def test_refresh(name, more):
     assert changed == (name not in ("gc", "d2") or more["variant"] == "corrected")
 
 
-@pytest.mark.parametrize("name, more", BY_EMBEDDING)
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e4])
-@pytest.mark.parametrize("rank", [1, 64])
+@by_embedding
+@every_variant
+@each("scale", [0.0, 1e-6, 1.0, 1e4])
+@each("rank", [1, 64])
 def test_degenerate_embeddings(name, more, scale, rank):
     g = generator(0, "degenerate")
     f = scale * torch.randn(N, rank, generator=g) @ torch.randn(rank, 64, generator=g)
@@ -320,7 +333,8 @@ def test_degenerate_embeddings(name, more, scale, rank):
         assert more["variant"] == "published" or len(i[::2].unique()) == B // 2
 
 
-@pytest.mark.parametrize("name, more", BY_EMBEDDING)
+@by_embedding
+@every_variant
 def test_shift_and_half_precision(name, more):
     sampler, shifted = (make(name, more, refresh="batch") for _ in range(2))
     sampler.bank.fill(embeddings().half())
@@ -331,7 +345,7 @@ def test_shift_and_half_precision(name, more):
 # against definitions and scipy
 
 
-@pytest.mark.parametrize("dim", [2, 16])
+@each("dim", [2, 16])
 def test_greedy_coreset_is_the_plain_one_and_covers_better_than_chance(dim):
     radius, chance = [], []
     for seed in range(10):
@@ -378,7 +392,7 @@ def candidates(m, n_big, b, seed=0):
     return torch.stack([torch.randperm(n_big, generator=generator(seed, "at", i))[:b] for i in range(m)])
 
 
-@pytest.mark.parametrize("dim", [2, 30])
+@each("dim", [2, 30])
 def test_ddm_against_scipy(dim):
     x = embeddings(150, dim).double()
     at = candidates(8, 150, 40)
@@ -411,7 +425,7 @@ def test_ddm_worked():
     assert wasserstein(p.flip(1), q, width).item() == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("dim, b", [(4, 40), (20, 40), (39, 40), (30, 31)])
+@each("dim, b", [(4, 40), (20, 40), (39, 40), (30, 31)])
 def test_frd_against_scipy_sqrtm(dim, b):
     x = embeddings(150, dim).double()
     at = candidates(5, 150, b)
@@ -424,7 +438,7 @@ def test_frd_against_scipy_sqrtm(dim, b):
             assert found == pytest.approx(float(expected), abs=1e-6)
 
 
-@pytest.mark.parametrize("dim", [60, 200])
+@each("dim", [60, 200])
 def test_frd_with_singular_covariances(dim):
     "Fewer images than dimensions: the nuclear norm of X S^½, from an eigendecomposition of S and singular values"
     x = embeddings(150, dim).double()
@@ -447,7 +461,7 @@ def test_frd_worked_and_zero_for_itself():
     assert frechet_distances(x, torch.arange(100)[None]).item() == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["ddm", "frd"])
+@each("name", ["ddm", "frd"])
 def test_float32_chooses_as_float64(name):
     sampler = make_sampler(name, LABELS, B, dim=40, big_batch=96)
     sampler.bank.fill(embeddings(dim=40))
@@ -458,7 +472,7 @@ def test_float32_chooses_as_float64(name):
     assert agree >= 39
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@each("n", [2, 4])
 def test_candidates_are_different_members_of_the_big_batch(n):
     sampler = make_sampler("frd", LABELS, B, dim=DIM, big_batch=96, samples_per_class=n)
     sampler.bank.fill(embeddings())
@@ -475,7 +489,8 @@ def test_candidates_are_different_members_of_the_big_batch(n):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name, more", BY_EMBEDDING)
+@by_embedding
+@every_variant
 def test_bank_on_a_gpu(name, more):
     more = more | {"big_batch": 96}
     on_gpu = make_sampler(name, LABELS, B, bank=MemoryBank(N, DIM, "cuda"), **more)
@@ -504,7 +519,7 @@ def test_a_bank_takes_arrays_and_nothing_and_refuses_masks():
         make_sampler("gc", LABELS, 24, dim=4, big_batch=48, project_dim=-1)
 
 
-@pytest.mark.parametrize("size", [2.0**-50, 2.0**50])
+@each("size", [2.0**-50, 2.0**50])
 def test_the_size_of_embeddings_does_not_change_which_candidate_frd_takes(size):
     x = torch.randn(96, 12, generator=generator(3, "size"))
     at = torch.stack([torch.randperm(96, generator=generator(i, "size"))[:24] for i in range(10)])

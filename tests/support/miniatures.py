@@ -67,6 +67,9 @@ def mat(path, **variables):
     savemat(path, variables)
 
 
+BOX = {"bbox_x1": 2, "bbox_y1": 3, "bbox_x2": 9, "bbox_y2": 8}
+
+
 def notes(rows, **extra):
     "A struct array of annotations as Matlab writes it"
     kinds = [(key, "O") for key in rows[0]]
@@ -77,14 +80,13 @@ def cars(base, kind):
     names = np.array(CARS, dtype=object)[None]
     if kind == "list":
         rows = [
-            {"relative_im_path": f"car_ims/{i:06}.jpg", "bbox_x1": 1, "class": i % 4 + 1, "test": i % 2}
-            for i in range(12)
+            {"relative_im_path": f"car_ims/{i:06}.jpg", **BOX, "class": i % 4 + 1, "test": i % 2} for i in range(12)
         ]
         mat(base / "cars_annos.mat", annotations=notes(rows), class_names=names)
         [jpeg(base / row["relative_im_path"]) for row in rows]
     elif kind in ("devkit", "outside"):
         mat(base / "devkit/cars_meta.mat", class_names=names)
-        rows = [{"bbox_x1": 1, "class": i % 4 + 1, "fname": f"{i:05}.jpg"} for i in range(8)]
+        rows = [{**BOX, "class": i % 4 + 1, "fname": f"{i:05}.jpg"} for i in range(8)]
         mat(base / "devkit/cars_train_annos.mat", annotations=notes(rows))
         test = base / ("devkit" if kind == "devkit" else "") / "cars_test_annos_withlabels.mat"
         mat(test, annotations=notes(rows[:4]))
@@ -165,6 +167,8 @@ BUILD = {  # data set, layout -> where in the root, builder
     ("cars196", "class folders in images"): ("cars196", lambda b: cars(b, "images")),
     ("cars196", "class folders in halves"): ("car_data", lambda b: cars(b, "halves")),
     ("cars196", "class folders"): ("cars196", lambda b: cars(b, "plain")),
+    ("cars196_crops", "class folders"): ("cars196_crops", lambda b: cars(b, "plain")),
+    ("cars196_crops", "class folders in images"): ("cars196_crops/small", lambda b: cars(b, "images")),
     ("sop", "official lists"): ("Stanford_Online_Products", lambda b: sop(b, "", "")),
     ("sop", "lists in Info_Files"): ("online_products", lambda b: sop(b, "Info_Files", "images")),
     ("inshop", "official folders"): ("In-shop", lambda b: inshop(b, "Eval/list_eval_partition.txt", "Img")),
