@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SIZE', 'USES', 'PRECISION', 'AS_IT_IS', 'WHITENED', 'LDA', 'RIDGES', 'USUAL_RIDGE', 'FIRST', 'fold_interval',
-           'fold_change', 'classes_needed', 'best_said', 'compared', 'training_said', 'fold_threshold',
-           'threshold_said', 'whitening', 'features', 'still_values', 'chosen_place', 'chosen_values', 'Folds',
-           'fold_rows', 'fold_table', 'fold_answers', 'first_answer']
+           'fold_change', 'classes_needed', 'compared', 'training_said', 'fold_threshold', 'threshold_said',
+           'whitening', 'features', 'still_values', 'chosen_place', 'chosen_values', 'Folds', 'fold_rows', 'fold_table',
+           'fold_answers', 'first_answer']
 
 # %% ../nbs/89_folds.ipynb #541f51d9
 from collections.abc import Callable, Mapping, Sequence
@@ -61,27 +61,6 @@ def classes_needed(
         return np.nan
     both = stats.t.isf(0.025, n - 1) + stats.t.isf(0.2, n - 1)
     return classes * (both * s * np.sqrt(1 / n + ratio) / delta) ** 2
-
-# %% ../nbs/89_folds.ipynb #37a34ab7
-def best_said(
-    values: Mapping[str, Sequence[float]],  # method -> scores in %, (J,), paired by fold
-    ratio: float,
-    metric: str = "recall@1",
-) -> str:
-    "Say which method is the best by a metric"
-    name, change = METRICS[metric], partial(fold_change, ratio=ratio)
-    first, tied = leader(values, change)
-    others = sorted((name for name in values if name != first), key=lambda name: -np.mean(values[name]))
-    if not others:
-        return f"{first} is the only method."
-    if not np.ptp([np.mean(v) for v in values.values()]):
-        return f"Best by {name}: no method, all have equal values."
-    near, low, high = change(np.subtract(values[first], values[others[0]]))
-    lead = f"{near:.1f} points [{low:.1f}, {high:.1f}]"
-    if not tied:
-        return f"Best by {name}: {first}, ahead of {others[0]} by {lead}."
-    more = f" and {len(tied) - 1} more" if len(tied) > 1 else ""
-    return f"Best by {name}: inconclusive, {first} cannot be told from {tied[0]}{more}; its lead is {lead}."
 
 # %% ../nbs/89_folds.ipynb #f6329bf6
 SIZE = 2.0  # points that are worth training for
@@ -380,16 +359,15 @@ def fold_answers(
     ratio: float,
     classes: int,
 ) -> tuple[list[str], str]:  # sentences; the row that is exported
-    "Say which method is best, what is best without training, and whether to train"
+    "Say what is best without training, and whether to train"
     own = _by_method(table)
     trained = [row for row in own if row not in (AS_IT_IS, WHITENED, LDA)]
-    said = [best_said({row: v[metric] for row, v in own.items()}, ratio, metric) for metric in USES]
     if table["judged"].isna().any():
-        return [*said, f"Exported: {AS_IT_IS}. There are too few classes to choose anything else on."], AS_IT_IS
+        return [f"Exported: {AS_IT_IS}. There are too few classes to choose anything else on."], AS_IT_IS
     best = lambda rows: max(rows, key=lambda row: own[row]["judged"].mean())
     base, export = own[AS_IT_IS], AS_IT_IS
     _, text, gains = compared(_picked(own, [WHITENED, LDA]), base, ratio)
-    said.append(f"Without training: a fitted linear layer against {AS_IT_IS}, in points: {text}.")
+    said = [f"Without training: a fitted linear layer against {AS_IT_IS}, in points: {text}."]
     if gains:
         base, export = _picked(own, [WHITENED, LDA]), best([WHITENED, LDA])
     if trained:

@@ -302,15 +302,15 @@ class Kept:
         k: int = 8,
     ) -> tuple[np.ndarray, np.ndarray]:  # distances (N, k), rising; lines of names.txt (N, k)
         "The nearest of the images that were embedded with it"
-        points, file = _points(f, self.card["normalize"]), self.folder / "index.faiss"
-        if not (file.is_file() and util.find_spec("faiss")):
-            file = self.folder / "embeddings.npy"
-        index, size, dim = _index(file, self.card["normalize"])
-        if dim != self.card["dim"]:
-            raise ValueError(f"{file} holds {dim} dimensions, and the model of {self.folder} gives {self.card['dim']}")
-        if size != (n := len(self.names())):
-            raise ValueError(f"{file} holds {size} images, and {self.folder / 'names.txt'} names {n}")
-        return index(points, min(k, size))
+        points, file = _points(f, self.card["normalize"]), self.folder / "embeddings.npy"
+        if (gallery := np.load(file)).shape[1] != self.card["dim"]:
+            given = f"the model of {self.folder} gives {self.card['dim']}"
+            raise ValueError(f"{file} holds {gallery.shape[1]} dimensions, and {given}")
+        if len(gallery) != (n := len(self.names())):
+            raise ValueError(f"{file} holds {len(gallery)} images, and {self.folder / 'names.txt'} names {n}")
+        distance = np.stack([np.linalg.norm(gallery - point, axis=1) for point in points])
+        rows = np.argsort(distance, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(distance, rows, 1), rows
 
     def names(self) -> list[list[str]]:  # path and class of each image
         lines = os.fsdecode((self.folder / "names.txt").read_bytes()).split("\n")
@@ -334,31 +334,6 @@ def load(
     run = make_run(card["run"])
     network = _network(run, read_weights(folder / "model.safetensors"))
     return Kept(folder, card, network, make_transform(run.transform, False, run.model))
-
-# %% ../nbs/90_kept.ipynb #c52c4093
-def _index(file: Path, normalize: bool) -> tuple[Callable, int, int]:
-    "A function of points and k, the number of images, the dimension"
-    if file.suffix == ".npy":
-        gallery = _points(np.load(file), normalize)
-
-        def search(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-            distance = np.stack([np.linalg.norm(gallery - point, axis=1) for point in points])
-            rows = np.argsort(distance, axis=1, kind="stable")[:, :k]
-            return np.take_along_axis(distance, rows, 1), rows
-
-        return search, *gallery.shape
-    import faiss
-
-    try:
-        index = faiss.read_index(str(file))
-    except RuntimeError as error:
-        raise ValueError(f"{file} is not an index of faiss: keep the model again") from error
-
-    def search(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        square, rows = index.search(points, k)
-        return np.sqrt(np.maximum(square, 0)), rows
-
-    return search, index.ntotal, index.d
 
 # %% ../nbs/90_kept.ipynb #fa1a414b
 def nearest_others(
