@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -188,24 +187,26 @@ class _Program(nn.Module):
 
 def exported(
     run: Run, weights: Mapping[str, torch.Tensor], normalize: bool
-) -> dict[str, bytes]:  # pt2: a program of `torch.export`; onnx: the same as ONNX, opset 17
+) -> dict[str, bytes]:  # pt2: a program of `torch.export`; onnx: the same, where the package onnx is installed
     "Return the network as programs: images (B, 3, h, w) -> (B, D)"
     image = make_transform(run.transform, False, run.model)(Image.new("RGB", (300, 300)), None)
     program, batch = _Program(_network(run, dict(weights)), normalize).eval(), torch.stack([image] * 2)
     exported = torch.export.export(program, (batch,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     torch.export.save(exported, memory := io.BytesIO())
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
-        names = {"input_names": ["images"], "output_names": ["points"]}
-        free = {name: {0: "batch"} for name in ("images", "points")}
-        file = Path(folder) / "model.onnx"  # the exporter that needs no other package
-        torch.onnx.export(program, (batch,), str(file), **names, dynamic_axes=free, opset_version=17, dynamo=False)
-        return {"pt2": memory.getvalue(), "onnx": file.read_bytes()}
+    found = {"pt2": memory.getvalue()}
+    if util.find_spec("onnx"):  # torch asks for it, whichever way it exports
+        with warnings.catch_warnings(action="ignore"):
+            names = {"input_names": ["images"], "output_names": ["points"], "opset_version": 17, "dynamo": False}
+            free = {name: {0: "batch"} for name in ("images", "points")}
+            torch.onnx.export(program, (batch,), memory := io.BytesIO(), dynamic_axes=free, **names)
+        found["onnx"] = memory.getvalue()
+    return found
 
 # %% ../nbs/90_kept.ipynb #0c0d5852
 _FILES = """| file | what it holds |
 |---|---|
 | `model.pt2` | for torch alone: `torch.export.load("model.pt2").module()(images)` gives points, (B, {dim}) |
-| `model.onnx` | the same for ONNX Runtime and others: input `images`, output `points` |
+| `model.onnx` | the same for ONNX Runtime and others: input `images`, output `points`; it is there where the package onnx was |
 | `model.safetensors` | its weights, for `dmlstudy.kept.load` |
 | `card.json` | this page for programs: classes, scores, distance to cut at, run, versions, SHA-256 of the weights |
 | `embeddings.npy` | the points of all images, one a line of `names.txt` |
