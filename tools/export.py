@@ -3,6 +3,8 @@
 import ast
 import io
 import re
+import subprocess
+import sys
 import tokenize
 from pathlib import Path
 
@@ -66,3 +68,4 @@ nbdev.nbdev_export()
 for module in LIBRARY.rglob("*.py"):
     if (shown := with_arguments(old := module.read_text(encoding="utf-8"))) != old:
         module.write_text(shown, encoding="utf-8")
+subprocess.run([sys.executable, "-m", "tools.stubs"], check=True, cwd=LIBRARY.parent)

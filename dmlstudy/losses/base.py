@@ -42,10 +42,10 @@ def _register(name: str, loss: type) -> None:  # a class of a notebook never rep
 class Loss(nn.Module):
     "Base of all losses: `loss(f, labels)` or `loss(f, positives=P)` is a scalar of at least 32 bits, with a graph"
 
+    __call__: Callable[..., Tensor]
     uses = "batch"  # or "triplets"
     needs_triplets = in_blocks = False  # cannot do without them; takes a large batch in blocks of rows
-    takes_positives = False  # only asks which pairs are positive: a matrix will do in place of labels
-    takes_targets = False  # rows of weights over the classes will do in place of labels
+    takes_positives = takes_targets = False  # in place of labels: a matrix of pairs; rows of weights over the classes
     sets_slope = False  # its gradient is said by its paper, and is not that of its value
     needs: tuple = ()  # among "n_classes", "dim"
     normalizes = True  # projects f on the unit sphere itself

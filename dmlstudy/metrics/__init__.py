@@ -9,6 +9,7 @@ __all__ = ['METRICS', 'DEFAULT', 'parse', 'check_names', 'query_values', 'struct
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..core import lookup
 from .clustering import CLUSTERING, agreement
+from .index import ENGINES, index_nearest
 from .neighbours import as_points, nearest
 from .retrieval import RETRIEVAL, Retrieval, check_pair, depth, judge, relevant_images
 from .space import CLASSES, NORMS, SPECTRUM, class_sums, norms, rho_of, spectrum
@@ -78,7 +80,7 @@ def query_values(
     wanted: Mapping[str, tuple[str, int]],  # name -> kind in RETRIEVAL, number
     singletons: str = "miss",  # queries with nothing to find: miss (0) or skip (NaN)
     relevance=None,  # in place of labels, as `judge` takes it
-    **options,  # of `nearest`: budget, progress
+    **options,  # engine, in ENGINES; of `nearest`: budget, progress
 ) -> dict[str, Tensor]:  # name -> a value of each query, (N,) float64; nearest -> place in the gallery, -1: none there
     "Retrieval metrics of every query and its nearest image, from one search"
     query, y, gallery, y_gallery = pair
@@ -97,7 +99,9 @@ def query_values(
     values = {name: torch.zeros(len(y), dtype=torch.float64, device=y.device) for name in wanted}
     first = torch.full_like(y, -1)
     step = max(1, budget // (32 * k))
-    found = nearest(gallery, k, None if own else query, **options)
+    engine = options.pop("engine", "exact")
+    search = nearest if engine == "exact" else partial(index_nearest, engine=engine)
+    found = search(gallery, k, None if own else query, **options)
     for rows, index in ((r, i) for part in found for r, i in zip(*(x.split(step) for x in part), strict=True)):
         r = Retrieval(hits(rows, index), relevant[rows], own)
         first[rows] = index[:, 0] if index.shape[1] else -1
@@ -148,6 +152,7 @@ def evaluate(
     | np.ndarray
     | tuple
     | None = None,  # in place of labels: (N, M), above 0: relevant; or (N, classes)
+    engine: str = "exact",  # of the search: exact; faiss: float32, on a GPU if it can; faiss_ivf: approximate
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, Tensor]]:  # name -> value, in the order asked for
     """Measure an embedding
 
@@ -165,8 +170,10 @@ def evaluate(
         progress: show a bar for work of more than some seconds
         per_query: return also each query's retrieval metrics, and its nearest image as "nearest"
         relevance: in place of labels: (N, M), above 0: relevant; or (N, classes)
+        engine: of the search: exact; faiss: float32, on a GPU if it can; faiss_ivf: approximate
     """
     lookup("treatment of singletons", singletons, ("miss", "skip"))
+    lookup("engine", engine, ENGINES)
     own = f_gallery is None and labels_gallery is None
     names = check_names(metrics, own, relevance is None)
     if relevance is not None:
@@ -178,7 +185,7 @@ def evaluate(
     points = as_points(raw, normalize)
     wanted = {name: kind for name, kind in names.items() if kind[0] in RETRIEVAL}
     pair = points[: len(f)], y, points[-len(f_gallery) :], y_gallery
-    options = {"budget": budget, "progress": progress}
+    options = {"budget": budget, "progress": progress, "engine": engine}
     each = query_values(pair, own, wanted, singletons, relevance, **options) if wanted else {}
     values = {name: float(v.nanmean().nan_to_num()) for name, v in each.items() if name in wanted}
     wanted = [name for name, (kind, _) in names.items() if kind in CLUSTERING]

@@ -37,8 +37,11 @@ def as_points(
 ) -> Tensor:  # (N, D) float32
     "The float32 points whose distances are measured"
     shrink = power_of_two(f)
-    blocks = (block.double() * shrink for block in f.split(block_rows(f)))
-    return torch.cat([(unit(b, eps=1e-150) if normalize else b).float() + 0.0 for b in blocks])  # no negative zeros
+    points, step = f.new_empty(f.shape, dtype=torch.float32), block_rows(f)
+    for block, out in zip(f.split(step), points.split(step), strict=True):
+        block = block.double() * shrink
+        out.copy_((unit(block, eps=1e-150) if normalize else block).float() + 0.0)  # no negative zeros
+    return points
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #a70e0007
 def product(x: Tensor, y: Tensor) -> Tensor:  # (B, D), (M, D) float32 -> (B, M)
@@ -53,11 +56,16 @@ def middle_point(sample: Tensor) -> Tensor:  # points, (N, D) -> (D,) float64
     return sample.sort(0).values[cut : len(sample) - cut].double().mean(0)
 
 # %% ../../nbs/70_metrics.neighbours.ipynb #92055e96
-def score_points(points: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:  # (N, D) float32, (D,) float64
+def score_points(
+    points: Tensor,  # (N, D) float32
+    centre: Tensor,  # (D,) float64
+    order: Tensor | None = None,  # (N,), in which the points are taken; None: as they stand
+) -> tuple[Tensor, Tensor]:
     "Points less the centre, their -|y|^2/2 and 1, (N, D + 2): times (x, 1, -|x|^2/2) a score; -|y|^2/2 in float64 (N,)"
-    rows, half = pad(points, (0, 2), value=1.0), []
-    for block in rows.split(block_rows(points)):
-        centred = block[:, :-2].double() - centre
+    order = torch.arange(len(points), device=points.device) if order is None else order
+    rows, half, step = points.new_ones(len(points), points.shape[1] + 2), [], block_rows(points)
+    for block, part in zip(rows.split(step), order.split(step), strict=True):  # no second copy of all points
+        centred = points[part].double() - centre
         half.append(centred.square().sum(1) / -2)
         block[:, :-2], block[:, -2] = centred, half[-1]
     return rows, torch.cat(half)
@@ -69,12 +77,12 @@ class Gallery:
     def __init__(self, points: Tensor):  # (M, D) float32
         self.points, self.order = points, torch.randperm(len(points), generator=generator(0, "order")).to(points.device)
         self.centre = middle_point(points[self.order[:256]])
-        self.rows, self.slack = self.queries(points[self.order])
+        self.rows, self.slack = self.queries(points, self.order)
         self.rows[:, -2:] = self.rows[:, -2:].flip(1)
 
-    def queries(self, x: Tensor) -> tuple[Tensor, Tensor]:  # points (B, D) -> (B, D + 2), (B,) float32
+    def queries(self, x: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor]:  # (B, D) -> (B, D + 2), (B,)
         "Queries in the form whose product with `rows` gives scores, and their part of what scores may be wrong"
-        rows, half = score_points(x, self.centre)
+        rows, half = score_points(x, self.centre, order)
         slack = 1e-36 * rows.shape[1] - 2.0**-23 * (1.01 * rows.shape[1] + 8) * half
         rows[:, -2:] = torch.stack([torch.ones_like(half), half + slack], 1)
         return rows, slack.float()

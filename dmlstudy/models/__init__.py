@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -181,6 +180,8 @@ def weights_file(
     elif name == "bninception":
         file = hub / BNINCEPTION_FILE
     else:
+        import torchvision
+
         known = torchvision.models.get_model_weights(name).__members__
         file = hub / Path(known["IMAGENET1K_V1" if weights == "imagenet" else weights].url).name
     return file if file and file.is_file() else None

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -190,6 +189,8 @@ def load_weights(
 
 # %% ../../nbs/30_models.backbones.ipynb #1c933f57
 def _resnet50(pool: str) -> nn.Module:
+    import torchvision  # here, since it takes seconds, and most networks do without
+
     net = torchvision.models.resnet50(weights=None)
     net.avgpool, net.dim, net.fc = Pool(pool), net.fc.in_features, nn.Identity()
     return net
@@ -204,6 +205,8 @@ def _resnet50_cifar(pool: str) -> nn.Module:
 
 
 def _googlenet(pool: str) -> nn.Module:
+    import torchvision
+
     net = torchvision.models.googlenet(weights=None, aux_logits=False, transform_input=True, init_weights=True)
     net.avgpool, net.dim, net.fc = Pool(pool), net.fc.in_features, nn.Identity()
     return net
@@ -258,6 +261,8 @@ def _bninception_weights(weights: str) -> dict[str, Tensor]:
 
 
 def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
+    import torchvision
+
     if name == "bninception":
         return _bninception_weights(weights)
     if name == "resnet50_cifar":

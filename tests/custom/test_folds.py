@@ -1,23 +1,152 @@
-"""Folders whose truth is known: no winner where there is none, the better row where there is one."""
+"""Folds of classes: each step by hand, and folders whose truth is known, with a winner or without."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from scipy import stats
 
+from dmlstudy import folds
 from dmlstudy.comparison import leader
 from dmlstudy.folds import (
     AS_IT_IS,
     LDA,
+    PARTS,
     WHITENED,
+    Folds,
     chosen_place,
     chosen_values,
+    classes_needed,
     fold_answers,
     fold_change,
     fold_interval,
+    fold_threshold,
     training_said,
+    whitening,
 )
 
-ROUNDS, PARTS = 2, 4
+# ---- each step by hand ----
+
+
+def test_the_interval_of_folds_is_wider_by_the_share_of_test_classes():
+    """The corrected resampled t: 1/J and the ratio of test to training classes; one fold says nothing."""
+    values = np.array([1.0, 3.0, 2.0, 6.0])
+    half = stats.t.isf(0.025, 3) * values.std(ddof=1) * (1 / 4 + 1 / 3) ** 0.5
+    assert fold_interval(values, 1 / 3) == pytest.approx((3 - half, 3 + half))
+    assert fold_interval(values[:1], 1 / 3) == (-np.inf, np.inf)
+
+
+def test_the_classes_that_are_needed_grow_with_the_square_of_the_error():
+    """Five per cent for a wrong yes on both sides, a chance of 80 % for a right one."""
+    values = np.array([1.0, 3.0, 2.0, 6.0])
+    error = values.std(ddof=1) * (1 / 4 + 1 / 3) ** 0.5
+    expected = 24 * ((stats.t.isf(0.025, 3) + stats.t.isf(0.2, 3)) * error / 2) ** 2
+    assert classes_needed(values, 1 / 3, 24, 2.0) == pytest.approx(expected)
+    assert np.isnan(classes_needed(values[:1], 1 / 3, 24, 2.0)) and np.isnan(classes_needed([1, 1], 1 / 3, 24, 2.0))
+
+
+def test_rows_that_cannot_be_told_from_the_best_are_named_nearest_first():
+    rows = {"far": [10, 11, 10, 11], "near": [58, 62, 59, 61], "best": [60, 61, 62, 60], "middle": [40, 75, 50, 70]}
+    change = lambda d: fold_change(d, 1 / 3)
+    assert leader(rows, change) == ("best", ["near", "middle"])
+    assert leader({"a": [1, 2], "b": [1, 2]}, change) == ("a", ["b"]) and leader({"a": [1, 2]}, change) == ("a", [])
+
+
+def parts_of(rng, parts=4, classes=6, images=8):
+    """Embeddings and labels of test parts whose classes overlap a little."""
+    labels = np.repeat(np.arange(classes), images)
+    found = []
+    for _ in range(parts):
+        f = rng.normal(size=(classes, 8))[labels] + 0.4 * rng.normal(size=(len(labels), 8))
+        found.append((f.astype(np.float32), labels))
+    return found
+
+
+def test_the_distance_to_cut_at_is_judged_on_classes_that_did_not_choose_it():
+    """Each part by the cut of the others, in a loop over all pairs; the cut that is given is that of all."""
+    parts, pairs = parts_of(np.random.default_rng(0)), []
+    for f, y in parts:
+        z = f / np.linalg.norm(f, axis=1, keepdims=True)
+        ends = [(i, j) for i in range(len(y)) for j in range(len(y)) if i != j]
+        pairs.append(np.array([(np.linalg.norm(z[i] - z[j]), y[i] == y[j]) for i, j in ends]))
+
+    def cut(some):
+        some, best, hits = some[some[:, 0].argsort(kind="stable")], 0.0, 0
+        for n, (distance, same) in enumerate(some, 1):
+            hits += same
+            best = distance if hits >= 0.9 * n else best
+        return best
+
+    shares = []
+    for i, own in enumerate(pairs):
+        near = own[own[:, 0] <= cut(np.concatenate([p for j, p in enumerate(pairs) if j != i]))]
+        shares.append(near[:, 1].mean())
+    found = fold_threshold(parts, 1 / 3)
+    assert found["threshold"] == pytest.approx(cut(np.concatenate(pairs)), abs=2e-3)
+    assert found["precision"] == pytest.approx(np.mean(shares), abs=0.01) and 0.8 < found["precision"] < 1
+    ends = np.clip(fold_interval(shares, 1 / 3), 0, 1)
+    assert [found["low"], found["high"]] == pytest.approx([*ends], abs=0.03)
+
+
+def test_a_distance_to_cut_at_takes_four_classes_of_two_images_in_each_of_two_parts():
+    rng = np.random.default_rng(0)
+    assert fold_threshold(parts_of(rng, parts=1), 1 / 3) is None
+    assert (
+        fold_threshold(parts_of(rng, classes=3), 1 / 3) is None
+        and fold_threshold(parts_of(rng, images=1), 1 / 3) is None
+    )
+
+
+def test_lda_makes_classes_round_and_whitening_all_images():
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(5000) // 100
+    spread = torch.randn(5, 5, generator=rng)
+    f = 3 * torch.randn(50, 5, generator=rng)[labels] + torch.randn(5000, 5, generator=rng) @ spread
+    for row, y in ((LDA, labels), (WHITENED, torch.zeros_like(labels))):
+        W, b = whitening(f, labels if row == LDA else None)(1e-6)
+        out = f.double() @ W.double().T + b
+        rest = out - torch.stack([out[y == c].mean(0) for c in y.unique()])[y]
+        S = rest.T @ rest / len(rest)
+        assert torch.allclose(S / S.trace() * 5, torch.eye(5).double(), atol=0.05), row
+        assert W.diagonal().mean().item() == pytest.approx(1, rel=1e-5) and out.mean(0).abs().max() < 1e-3
+
+
+def test_a_large_ridge_leaves_the_features_nearly_as_they_are():
+    f = torch.randn(6, 20, generator=torch.Generator().manual_seed(0))
+    W, _ = whitening(f, torch.arange(6) // 2)(1.0)
+    off = W - torch.diag(W.diagonal())
+    assert W.isfinite().all() and off.abs().max() < 0.5 * W.diagonal().min() and torch.linalg.eigvalsh(W).min() > 0
+
+
+def test_each_round_has_its_own_parts(monkeypatch):
+    """Four replicates a round, none twice; a folder that names its test classes is repeated by seeds."""
+    monkeypatch.setattr(folds, "load_folder", lambda name: SimpleNamespace(whole={"mine": "all", "split": None}[name]))
+    assert Folds("mine", (0, 1)).draws == [(None, replicate) for replicate in range(1, 2 * PARTS + 1)]
+    assert Folds("mine", (0, 1), parts=1).draws == [(None, 1)]
+    assert Folds("split", (0, 1)).draws == [(0, 0), (1, 0)] and Folds("split", (0, 1)).ratio == 0
+
+
+def test_of_equal_evaluations_the_first_is_kept():
+    """By recall@1 on validation classes, then MAP@R, then the earlier step; without validation classes the last one."""
+    curves = {"recall@1": [0.5, 0.7, 0.7, 0.7, 0.6], "map@r": [0.9, 0.3, 0.4, 0.4, 0.8]}
+    train = {"step": [0, 10, 20, 30, 40]}
+    assert chosen_place({"train": train, "validation": curves}) == 2
+    assert chosen_place({"train": train}) == 4
+
+
+def test_a_row_is_judged_on_validation_classes():
+    """The mean of both scores there, at the chosen step, whatever the test classes say."""
+    curve = lambda *values: {"recall@1": [*values], "map@r": [*values], "step": [0, 10]}
+    curves = {"train": curve(0.8, 0.7), "validation": curve(0.1, 0.5), "test": curve(0.9, 0.2)}
+    found = chosen_values({"curves": curves})
+    assert found["judged"] == pytest.approx(0.5) and found["recall@1"] == 0.2 and not found["start kept"]
+
+
+# ---- folders whose truth is known ----
+
+ROUNDS = 2
 
 
 def folder(rng, classes: int, gains: list[float], images: int = 20) -> dict[str, list[float]]:
@@ -54,7 +183,12 @@ def test_no_winner_where_there_is_none(classes, gains):
 
 
 @pytest.mark.parametrize(
-    "classes, gains, often", [(1200, [2, 0], 0.8), (2800, [2, 0, 0], 0.8), (6000, [2] + [0] * 6, 0.7)]
+    "classes, gains, often",
+    [
+        (1200, [2, 0], 0.8),
+        pytest.param(2800, [2, 0, 0], 0.8, marks=pytest.mark.slow),
+        pytest.param(6000, [2] + [0] * 6, 0.7, marks=pytest.mark.slow),
+    ],
 )
 def test_two_points_are_found_at_the_stated_size(classes, gains, often):
     """Among seven rows more classes help little: the luck of a training stays."""
@@ -139,19 +273,3 @@ def test_the_interval_covers():
     rng = np.random.default_rng(2)
     hit = lambda t: (lambda low, high: low <= 2 <= high)(*fold_interval(np.subtract(t["a"], t["b"]), 1 / 3))
     assert np.mean([hit(folder(rng, 24, [2, 0])) for _ in range(1000)]) > 0.935
-
-
-def test_of_equal_evaluations_the_first_is_kept():
-    """By recall@1 on validation classes, then MAP@R, then the earlier step; without validation classes the last one."""
-    curves = {"recall@1": [0.5, 0.7, 0.7, 0.7, 0.6], "map@r": [0.9, 0.3, 0.4, 0.4, 0.8]}
-    train = {"step": [0, 10, 20, 30, 40]}
-    assert chosen_place({"train": train, "validation": curves}) == 2
-    assert chosen_place({"train": train}) == 4
-
-
-def test_a_row_is_judged_on_validation_classes():
-    """The mean of both scores there, at the chosen step, whatever the test classes say."""
-    curve = lambda *values: {"recall@1": [*values], "map@r": [*values], "step": [0, 10]}
-    curves = {"train": curve(0.8, 0.7), "validation": curve(0.1, 0.5), "test": curve(0.9, 0.2)}
-    found = chosen_values({"curves": curves})
-    assert found["judged"] == pytest.approx(0.5) and found["recall@1"] == 0.2 and not found["start kept"]

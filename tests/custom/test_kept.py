@@ -210,3 +210,22 @@ def test_names_of_classes_in_other_scripts_are_drawn_with_a_font_that_has_them(t
         assert not [w for w in recwarn if "Glyph" in str(w.message) or "font" in str(w.message)]
     finally:
         font_manager.fontManager.ttflist[:] = before
+
+
+def test_an_inverted_file_finds_what_all_points_give(ranked, model, capsys):
+    """It is written once, with its recall, and again when the embeddings are newer; an unknown engine is refused."""
+    image, file = str(ranked[0] / "photos/colour 4/1.jpg"), model / "index_ivf.faiss"
+    words = ["search", "--model", str(model), image, "--k", "3"]
+    assert cli.main([*words, "--engine", "faiss_ivf"]) == 0
+    first, rest = capsys.readouterr().out.split("\n", 1)
+    assert first.startswith(f"{file}: 2 of 2 lists hold 100.0% of the 10 nearest")
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == rest
+    assert cli.main([*words, "--engine", "faiss_ivf"]) == 0
+    assert capsys.readouterr().out == rest
+    before = file.stat().st_mtime_ns
+    np.save(model / "embeddings.npy", np.load(model / "embeddings.npy"))
+    assert cli.main([*words, "--engine", "faiss_ivf"]) == 0
+    assert file.stat().st_mtime_ns > before
+    assert cli.main([*words, "--engine", "hnsw"]) == 2
+    assert "There is no engine 'hnsw'. There are: 'exact', 'faiss_ivf'" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from dmlstudy.distances import unit
 from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.miners import MINERS, make_miner, valid_triplets
 
-TAKING = [name for name in LOSSES if make_loss(name, CLASSES if name != "margin" else None, DIM).takes_positives]
+TAKING = [name for name in LOSSES if LOSSES[name].takes_positives]
 TAKING.remove("quadruplet")  # from a matrix it draws other second negatives: tested by itself
 TUPLE = [name for name in TAKING if LOSSES[name].uses == "triplets"]
 REFUSING = [name for name in LOSSES if not (name in [*TAKING, "quadruplet"] or LOSSES[name].takes_targets)]
