@@ -313,11 +313,13 @@ def _obstacles(jobs: "Sequence[Job]") -> list[str]:
 def _tune(args: argparse.Namespace) -> int:  # exit status
     "Choose learning rates and weights on validation classes, and write what was chosen"
     import json
+    from itertools import product
 
     from dmlstudy.batch import run_batch
     from dmlstudy.core import asset, write_atomically
     from dmlstudy.methods import METHODS
     from dmlstudy.records import batch_file, lean, load_record, merge_records, recorded_keys
+    from dmlstudy.searches import choices, choices_file
     from dmlstudy.study import PROFILES, all_runs, chosen_by_search, jobs_of, methods_of
 
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0
@@ -325,12 +327,10 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
-    if "budgets" in profile.search and not args.dry_run:
-        from dmlstudy.searches import train_searches
-
-        return _end(args.profile, train_searches(args.profile, args.jobs), began)
-    jobs, draws = [], profile.trial_draws
-    for switched in (False, True):  # switched rows have the rates of the others
+    jobs, several = [], "budgets" in profile.search  # then whole searches first, and choices when all are complete
+    each = [{"replicates": [at]} for at in profile.searches] if several and not args.dry_run else [profile.trial_draws]
+    stages = [*product(each, (False, True))]  # switched rows have the rates of the others
+    for draws, switched in stages:
         stage = []
         for dataset in profile.datasets:
             trained = [m for m in methods_of(args.profile, dataset) if METHODS[m].loss]
@@ -347,8 +347,9 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
         missing = {(run.dataset, run.method) for run in runs if run.key() not in there}  # rows that were not asked for
         trials = [load_record(run) for run in runs if (run.dataset, run.method) not in missing]
         merge_records(batch_file(f"{args.profile}_search"), map(lean, trials))
-        if profile.tuned:  # else the trials are there to be compared, and nothing follows from them
-            write_atomically(asset(profile.tuned), json.dumps(chosen_by_search(args.profile, trials), indent=1) + "\n")
+        if profile.tuned and not (several and (draws, switched) != stages[-1]):  # else nothing follows from them yet
+            chosen = choices_file(choices(args.profile, trials)) if several else chosen_by_search(args.profile, trials)
+            write_atomically(asset(profile.tuned), json.dumps(chosen, indent=1) + "\n")
             print(f"chosen so far: {asset(profile.tuned)}")
     return status if args.dry_run else _end(args.profile, failures, began)
 

@@ -207,7 +207,16 @@ def _likeness(wanted: str, name: str) -> float:  # 0 to 1
     return max([like(name), *parts])
 
 # %% ../nbs/01_core.ipynb #31a44621
-_ELSEWHERE = {"learning_rate": "lr", "epochs": "steps", "iterations": "steps", "backbone": "model"}  # names people type
+_ELSEWHERE = {  # names people type, in lower case; what is no name here is shown as it is
+    **{"learning_rate": "lr", "epochs": "steps", "iterations": "steps", "backbone": "model"},
+    **{"num_classes": "n_classes", "embedding_size": "dim", "indices_tuple": "loss(f, labels, triplets)"},
+    **{"tripletmarginloss": "triplet", "triplet_margin": "triplet", "crossbatchmemory": "with_memory(loss, size)"},
+    **{"liftedstructureloss": "lifted", "signaltonoiseratiocontrastiveloss": "snr", "npairsloss": "npair"},
+    **{"distributedlosswrapper": "gather(f, labels)", "accuracycalculator": "evaluate(f, labels)"},
+    **{"mperclasssampler": "spc", "m": "samples_per_class", "length_before_new_iter": "batches"},
+    **{"tripletmarginminer": "semihard", "distanceweightedtripletminer": "distance", "batchhardminer": "softhard"},
+    **{"precision_at_1": "recall@1", "mean_average_precision_at_r": "map@r", "mean_average_precision": "map@1000"},
+}
 
 
 def lookup(
@@ -224,6 +233,7 @@ def lookup(
     least = max(0.5, max(score.values(), default=0) - 0.15)
     near = [n for n in sorted(names, key=score.get, reverse=True) if score[n] >= least][:3]
     hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+    hint = hint if wanted.isidentifier() or wanted in names or wanted == str(name).lower() else f"Use {wanted}. "
     there = f"There are {len(names)}." if near and len(names) > 20 else f"There are: {', '.join(map(repr, names))}."
     raise ValueError(f"There is no {kind} {name!r}. {hint}{there}")
 

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from .core import lookup
 from .metrics import check_names, evaluate
 from .metrics.clustering import CLUSTERING
-from .metrics.retrieval import RETRIEVAL
+from .metrics.retrieval import RETRIEVAL, one_tensor
 
 # %% ../nbs/82_embeddings.ipynb #e61cd857
 _TABLES, _LABELS, _LISTS = (".csv", ".tsv", ".parquet"), ("label", "labels", "class", "target"), ("embedding", "vector")
@@ -237,6 +237,8 @@ def class_intervals(
         raise ValueError(f"each embedding has one label; got {[x is not None and x.shape for x in each]}")
     codes, classes = _codes(np.concatenate([y for y in each[2:] if y is not None]))
     pairs = [(x, y) for x, y in zip(each[:2], np.split(codes, [len(f)]), strict=True) if x is not None]
+    if one_tensor(f, f_gallery) and np.array_equal(*np.split(codes, 2)):
+        pairs = pairs[:1]
     if classes < 2:
         raise ValueError(f"the labels are of {classes} class: two are needed to tell apart")
     names, options = check_names(metrics, f_gallery is None), {"seed": seed, "kmeans_restarts": restarts}

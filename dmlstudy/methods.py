@@ -113,8 +113,7 @@ class Method:
                 raise ValueError(f"{name}={value} means nothing here: the method has no {part} that takes it")
             parts[part][name] = value
         if loss_args is not None:
-            usual = {**DEFAULTS["loss"].get(self.loss, {}), **self.loss_args}
-            parts["loss"] |= _numbers(self.loss, loss_args, usual)
+            parts["loss"] |= _numbers(self.loss, loss_args, DEFAULTS["loss"].get(self.loss, {}) | {**self.loss_args})
         named = {part: args and {"name": getattr(self, part), **args} for part, args in parts.items()}
         more = {name: getattr(self, name) for name in ("views", "ramps", "equalize", "around", "source")}
         return named | {name: value for name, value in more.items() if value not in (None, False, {})}

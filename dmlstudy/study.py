@@ -126,7 +126,7 @@ def chosen_for(
         found = found.get(dataset, found.get(like, {})).get(method, {})
         if isinstance(found, list):
             found = dict(zip(profile.replicates, found, strict=True)).get(replicate, {})
-        return found
+        return {} if "budgets" in (profile.search or {}) else found  # of several choices none is the profile's
     file = outputs() / "custom" / (profile.tuned or "none")
     found = _chosen(file, file.stat().st_mtime) if file.is_file() else {}
     return found.get(dataset, {}).get(f"{method} {source}", {})
@@ -234,7 +234,7 @@ def methods_of(
     wanted = lambda name, row: row.protocol in protocols and (row.protocol != "roth" or name in _printed(dataset))
     return tuple(name for name, row in METHODS.items() if wanted(name, row) and not (row.equalize or row.pairs))
 
-# %% ../nbs/86_study.ipynb #72427af6
+# %% ../nbs/86_study.ipynb #2f29ae51
 def _published(profile: str, dataset: str, method: str, box: Mapping) -> tuple[np.ndarray, dict]:
     "Where a profile's unsearched run of a method lies in its box, and what it sets"
     run = run_of(profile, dataset, method)
@@ -264,7 +264,7 @@ def tried_in_box(
     null = [(np.append(place, 0.0), {"method": base, **fields}) for place, fields in shared]
     return [trial for pair in zip(null, own, strict=True) for trial in pair]
 
-
+# %% ../nbs/86_study.ipynb #5df6c921
 def trials(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
@@ -339,10 +339,6 @@ def choose(
     return chosen
 
 # %% ../nbs/86_study.ipynb #1be88f08
-def _places(profile: str, dataset: str, method: str, draws: Iterable[int]) -> np.ndarray:  # (trials, axes)
-    return np.vstack([place for at in draws for place, _ in tried_in_box(profile, dataset, method, at)])
-
-
 def choose_in_boxes(
     profile: str,  # name in PROFILES, whose search has `trials`
     records: Iterable[Mapping],  # of its trials
@@ -361,7 +357,8 @@ def choose_in_boxes(
             reached = np.array([search_score(selected(by_key[key], rule)) for key in keys])
             reached = reached.reshape(len(draws), p.search["trials"], -1).mean(2)
             reached = (reached - reached.mean(1, keepdims=True) + reached.mean()).ravel()  # characters differ by draw
-            box, points = box_of(METHODS[method], p.search), _places(profile, dataset, method, draws)
+            box = box_of(METHODS[method], p.search)
+            points = np.vstack([at for d in draws for at, _ in tried_in_box(profile, dataset, method, d)])
             choice, share = fitted_best(points, reached, enough=p.search.get("enough", 0.3))  # 1: the best trial
             edges = [axis for axis, at in zip(box, choice, strict=True) if not 0.02 <= at <= 0.98]
             fields = run_fields(METHODS[method], in_box(box, choice[None])[0])

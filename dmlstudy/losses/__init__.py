@@ -49,9 +49,7 @@ def make_loss(
     """
     kind, known = lookup("loss", name, LOSSES), loss_hyperparameters(name)
     for key in hyperparameters:
-        if not known:
-            raise ValueError(f"the {name} loss has no hyperparameters; got {key}")
-        lookup(f"hyperparameter of the {name} loss", key, known)
+        lookup(f"hyperparameter of the {name} loss", key, (*_SIZES, "variant", *known))
     sizes = {"n_classes": n_classes, "dim": dim}
     if missing := [key for key in kind.needs if sizes[key] is None]:
         raise ValueError(f"the {name} loss needs {' and '.join(missing)}: make_loss({name!r}, n_classes=..., dim=...)")

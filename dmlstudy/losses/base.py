@@ -20,6 +20,7 @@ from ..core import lookup
 from dmlstudy.distances import (
     as_float,
     check_batch,
+    check_finite,
     check_positives,
     check_triplets,
     full_width,
@@ -74,6 +75,8 @@ class Loss(nn.Module):
         _check_call(self, f, triplets)
         if not len(f):
             return zero(as_float(f))
+        if not torch.compiler.is_compiling() and f.is_inference() and torch.is_grad_enabled():
+            f = f.clone()  # of a frozen network, for a loss whose own parameters train
         with no_autocast(f):
             return self.value(unit(f) if self.normalizes else as_float(f), labels, triplets) + _watch(f)
 
@@ -94,10 +97,12 @@ class Loss(nn.Module):
 
 # %% ../../nbs/49_losses.base.ipynb #b14725da
 def _check_call(loss: Loss, f: Tensor, triplets: tuple | None) -> None:
-    "Refuse embeddings on another device than the loss's own parameters, and triplets it has no use for"
+    "Refuse embeddings on another device than the loss's own parameters, in eval mode NaN, and useless triplets"
     own = next(loss.parameters(), None)
     if own is not None and own.device != f.device:
         raise ValueError(f"the loss is on {own.device}, embeddings on {f.device}: use loss.to({str(f.device)!r})")
+    if not (loss.training or f.device.type != "cpu" or torch.compiler.is_compiling() or in_transform()):
+        check_finite(f)  # in training a GradScaler must see it
     if triplets is not None:
         if loss.uses != "triplets":
             raise ValueError(f"{type(loss).__name__} looks at the whole batch; call it without triplets")

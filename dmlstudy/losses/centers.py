@@ -194,15 +194,16 @@ class _PairSum(torch.autograd.Function):
     "Some rows at a time"
 
     @staticmethod
-    def forward(ctx, x, y, kernel):
+    def forward(ctx, x, y, kernel, slope):
         total, pull, rows = x.new_zeros(()), torch.empty_like(x), max(1, 2**20 // len(x))
         for start in range(0, len(x), rows):
             part = slice(start, start + rows)
             d2 = (x[part] @ x.T).mul_(-2).add_(2)
             d2.diagonal(start).fill_(torch.inf)
-            with torch.enable_grad():
-                energy = kernel(d2.requires_grad_(), y[part, None] == y).sum()
-            torch.mul(torch.autograd.grad(energy, d2)[0] @ x, -4, out=pull[part])
+            with torch.set_grad_enabled(slope):
+                energy = kernel(d2.requires_grad_(slope), y[part, None] == y).sum()
+            if slope:
+                torch.mul(torch.autograd.grad(energy, d2)[0] @ x, -4, out=pull[part])
             total += energy.detach()
         ctx.save_for_backward(x, y, pull)
         ctx.kernel = kernel
@@ -214,7 +215,7 @@ class _PairSum(torch.autograd.Function):
         x, y, pull = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: all pairs at once
             (pull,) = torch.autograd.grad(_PairSum.at_once(x, y, ctx.kernel), x, create_graph=True)
-        return grad * pull, None, None
+        return grad * pull, None, None, None
 
     @staticmethod
     def at_once(x, y, kernel):
@@ -228,7 +229,9 @@ def pair_sum(
     kernel: Callable,  # of squared distances (n, N), and which are of one class (n, N): what is added up
 ) -> Tensor:  # scalar
     "Sum of kernel(d², same class) over all ordered pairs of different points on the sphere"
-    return (_PairSum.at_once if in_transform() else _PairSum.apply)(x, y, kernel)
+    if in_transform():
+        return _PairSum.at_once(x, y, kernel)
+    return _PairSum.apply(x, y, kernel, torch.is_grad_enabled() and x.requires_grad)
 
 # %% ../../nbs/54_losses.centers.ipynb #1dde27b9
 class PotentialFieldLoss(ProxyLoss, name="potential_field"):

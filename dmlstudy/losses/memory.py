@@ -69,6 +69,9 @@ class WithMemory(Around):
         self.register_buffer("kept_labels", torch.empty(0, dtype=torch.int64), persistent=False)
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
+        if len(self.kept) and z.shape[1] != self.kept.shape[1]:
+            held = f"the memory holds embeddings of dimension {self.kept.shape[1]}; got {z.shape[1]}"
+            raise ValueError(f"{held}: make another loss with a memory for these")
         own = self.loss.value(z, labels, None)
         if self.training:
             self.steps += 1
@@ -79,12 +82,19 @@ class WithMemory(Around):
             return own
         return own + self.loss.against(z, labels, self.kept.to(z.dtype), self.kept_labels, own=self.training)
 
+    @torch.inference_mode(False)  # what is written here is used in training
     def keep(self, z: Tensor, labels: Tensor) -> None:
-        "Put a batch in front, and drop the oldest"
+        "Put a batch in front and drop the oldest, unless an embedding is not finite"
+        finite, full = z.isfinite().all(), len(self.kept) == self.size
         z, labels = z.to(torch.promote_types(z.dtype, self.kept.dtype)), labels.long()
         if len(self.kept):
             z, labels = torch.cat((z, self.kept.to(z))), torch.cat((labels, self.kept_labels))
-        self.kept, self.kept_labels = z[: self.size], labels[: self.size]
+        z, labels = z[: self.size], labels[: self.size]
+        if full and z.device.type != "cpu":  # a GPU is not waited for
+            z, labels = torch.where(finite, z, self.kept.to(z)), torch.where(finite, labels, self.kept_labels)
+        elif not finite:
+            return
+        self.kept, self.kept_labels = z, labels
 
     def get_extra_state(self) -> dict:
         return {"steps": self.steps, "kept": self.kept, "labels": self.kept_labels}

@@ -97,7 +97,7 @@ class TripletLoss(Loss, name="triplet"):
         variant: str = "corrected",  # no difference
     ):
         super().__init__(variant)
-        check_numbers(self, least=-math.inf, margin=margin)
+        check_numbers(self, margin=margin)
         self.margin, self.squared = margin, squared
 
     def terms(self, z: Tensor, triplets: tuple) -> Tensor:  # (T,)
@@ -272,7 +272,7 @@ class QuadrupletLoss(DrawingLoss, name="quadruplet"):
         variant: str = "corrected",  # published: second negatives without regard to labels, all combinations
     ):
         super().__init__(variant, seed)
-        check_numbers(self, least=-math.inf, margin=margin, margin_2=margin_2)
+        check_numbers(self, margin=margin, margin_2=margin_2)
         self.margin, self.margin_2, self.needs_triplets = margin, margin_2, variant == "published"
 
     def value(self, z: Tensor, labels: Tensor, triplets: tuple | None) -> Tensor:

@@ -101,13 +101,17 @@ def query_values(
     step = max(1, budget // (32 * k))
     engine = options.pop("engine", "exact")
     search = nearest if engine == "exact" else partial(index_nearest, engine=engine)
-    found = search(gallery, k, None if own else query, **options)
+    found, equal = search(gallery, k, None if own else query, **options), 0
     for rows, index in ((r, i) for part in found for r, i in zip(*(x.split(step) for x in part), strict=True)):
         r = Retrieval(hits(rows, index), relevant[rows], own)
         first[rows] = index[:, 0] if index.shape[1] else -1
+        equal = equal if own else equal + (gallery[index[:, 0]] == query[rows]).all(1).sum()
         for name, (kind, k) in wanted.items():
             values[name][rows] = RETRIEVAL[kind](r, k) if kind.endswith("@k") else RETRIEVAL[kind](r)
-    if singletons == "skip":
+    if equal:
+        of = f"{int(equal)} of {len(y)} queries equal a row of the gallery"
+        warnings.warn(f"{of}: leave out of the gallery what shows the query itself", stacklevel=3)
+    if singletons == "skip" or lonely.all():
         values = {name: v.masked_fill(lonely, torch.nan) for name, v in values.items()}
     return values | {"nearest": first}
 
@@ -139,7 +143,7 @@ def evaluate(
     f: Tensor | np.ndarray,  # raw embeddings, (N, D); of the queries where there is a gallery
     labels: Tensor | np.ndarray | None = None,  # (N,), integers; None: relevance is given
     metrics: Sequence[str] | Mapping[str, tuple[str, int]] | None = None,  # names, or from `check_names`; None: DEFAULT
-    f_gallery: Tensor | np.ndarray | None = None,  # (M, D); None: each image is searched among the others
+    f_gallery: Tensor | np.ndarray | None = None,  # (M, D); None, or f itself: each is searched among the others
     labels_gallery: Tensor | np.ndarray | None = None,  # (M,)
     normalize: bool = True,  # measure on the unit sphere; norms are always of the raw embeddings
     singletons: str = "miss",  # queries with nothing to find: miss (they count as 0) or skip (they are left out)
@@ -160,7 +164,7 @@ def evaluate(
         f: raw embeddings, (N, D); of the queries where there is a gallery
         labels: (N,), integers; None: relevance is given
         metrics: names, or from `check_names`; None: DEFAULT
-        f_gallery: (M, D); None: each image is searched among the others
+        f_gallery: (M, D); None, or f itself: each is searched among the others
         labels_gallery: (M,)
         normalize: measure on the unit sphere; norms are always of the raw embeddings
         singletons: queries with nothing to find: miss (they count as 0) or skip (they are left out)
@@ -174,20 +178,20 @@ def evaluate(
     """
     lookup("treatment of singletons", singletons, ("miss", "skip"))
     lookup("engine", engine, ENGINES)
-    own = f_gallery is None and labels_gallery is None
-    names = check_names(metrics, own, relevance is None)
+    names = check_names(metrics, f_gallery is None and labels_gallery is None, relevance is None)
     if relevance is not None:
         if not (labels is None and labels_gallery is None):
             raise ValueError("give labels or relevance, not both: relevance takes the place of labels")
         labels, labels_gallery = (None if x is None else np.zeros(len(x), int) for x in (f, f_gallery))
     f, y, f_gallery, y_gallery = check_pair(f, labels, f_gallery, labels_gallery)
+    own = f_gallery is f
     raw = f if own else torch.cat([f, f_gallery])
     points = as_points(raw, normalize)
     wanted = {name: kind for name, kind in names.items() if kind[0] in RETRIEVAL}
     pair = points[: len(f)], y, points[-len(f_gallery) :], y_gallery
     options = {"budget": budget, "progress": progress, "engine": engine}
     each = query_values(pair, own, wanted, singletons, relevance, **options) if wanted else {}
-    values = {name: float(v.nanmean().nan_to_num()) for name, v in each.items() if name in wanted}
+    values = {name: float(v.nanmean()) for name, v in each.items() if name in wanted}
     wanted = [name for name, (kind, _) in names.items() if kind in CLUSTERING]
     if wanted:
         for name, runs in agreement(points, y, wanted, kmeans_restarts, seed, progress=progress).items():

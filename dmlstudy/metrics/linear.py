@@ -23,6 +23,7 @@ def every_other(
     return torch.empty_like(rank).scatter_(0, order, rank) % 2 == 0
 
 # %% ../../nbs/74_metrics.linear.ipynb #4c1d7006
+@torch.inference_mode(False)  # the classifier needs gradients
 def linear_accuracy(
     h: Tensor,  # features that the classifier is fitted to, (N, D)
     labels: Tensor,  # (N,), integers

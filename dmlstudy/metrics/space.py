@@ -34,12 +34,12 @@ def intra(
     z: Tensor,  # embeddings, (N, D)
     labels: Tensor,  # (N,)
     sums: tuple[Tensor, Tensor, Tensor] | None = None,  # from `class_sums`, where they are known
-) -> float:  # cosine distance, 0 to 2
+) -> float:  # cosine distance, 0 to 2; NaN without a pair
     "Mean cosine distance of two images of a class, then mean over classes with two or more"
     total, square, size = sums or class_sums(z, labels)
     many = size > 1
     if not many.any():
-        return 0.0
+        return float("nan")
     pairs = (size * (size - 1))[many]
     return float((1 - (total.square().sum(1) - square)[many] / pairs).mean().clamp(min=0))
 
@@ -48,12 +48,12 @@ def inter(
     z: Tensor,  # embeddings, (N, D)
     labels: Tensor,  # (N,)
     sums: tuple[Tensor, Tensor, Tensor] | None = None,  # from `class_sums`, where they are known
-) -> float:  # cosine distance, 0 to 2
+) -> float:  # cosine distance, 0 to 2; NaN for one class
     "Mean cosine distance of two classes' mean directions"
     means = unit((sums or class_sums(z, labels))[0])
     c = len(means)
     if c < 2:
-        return 0.0
+        return float("nan")
     return float((1 - (means.sum(0).square().sum() - means.square().sum()) / (c * (c - 1))).clamp(min=0))
 
 # %% ../../nbs/73_metrics.space.ipynb #34b2fedd
@@ -61,13 +61,15 @@ def ratio(
     z: Tensor,  # embeddings, (N, D)
     labels: Tensor,  # (N,)
     sums: tuple[Tensor, Tensor, Tensor] | None = None,  # from `class_sums`, where they are known
-) -> float:  # 0 or more; NaN, with a warning, for one class
+) -> float:  # 0 or more; NaN, with a warning, for one class or equal mean directions
     "intra over inter"
     sums = sums or class_sums(z, labels)
-    if len(sums[0]) < 2:
-        warnings.warn("ratio is NaN: there is one class, and so no distance between classes", stacklevel=2)
+    between = inter(z, labels, sums)
+    if not between > 1e-8:
+        why = "the mean directions of all classes are equal" if len(sums[0]) > 1 else "there is one class"
+        warnings.warn(f"ratio is NaN: {why}, and so no distance between classes", stacklevel=2)
         return float("nan")
-    return intra(z, labels, sums) / max(inter(z, labels, sums), 1e-8)
+    return intra(z, labels, sums) / between
 
 # %% ../../nbs/73_metrics.space.ipynb #583bc0e3
 def spectrum(f: Tensor, normalize: bool = False) -> Tensor:  # (min(N, D),) float64, falling

@@ -8,19 +8,21 @@ __all__ = ['MemoryBank', 'last_of_each', 'EmbeddedSampler', 'centred', 'farthest
 
 # %% ../../nbs/21_samplers.embedded.ipynb #907467b3
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..core import check_numbers, generator, lookup
-from ..distances import as_float
+from ..distances import as_float, check_finite
 from .label import LabelSampler
 
 # %% ../../nbs/21_samplers.embedded.ipynb #0c37f396
 class MemoryBank:
     "One embedding for each image of a data set, as the network last gave it"
 
+    @torch.inference_mode(False)  # it is written to elsewhere
     def __init__(
         self,
         n: int,  # images in the data set
@@ -30,6 +32,7 @@ class MemoryBank:
         check_numbers(self, least=1, whole=True, n=n, dim=dim)
         self.f = torch.zeros(n, dim, device=device)
         self.known = torch.zeros(n, dtype=torch.bool, device=device)  # rows that were written
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # rows that were not, since the last warning
 
     def __len__(self) -> int:
         return len(self.f)
@@ -43,7 +46,7 @@ class MemoryBank:
         indices: Tensor,  # (B,), of the images in the data set; of an image named twice the last row counts
         f: Tensor,  # (B, D)
     ) -> None:
-        "Write the rows of a batch"
+        "Write the rows of a batch that are finite"
         indices, f = torch.as_tensor(indices), torch.as_tensor(f)
         if not indices.numel():
             indices = indices.long()  # of an empty list
@@ -55,8 +58,11 @@ class MemoryBank:
         if indices.device.type == "cpu" and len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise ValueError(f"indices {indices.min()} to {indices.max()} are not all in the bank of {len(self)}")
         indices, f = indices.to(self.f.device), f.detach().to(self.f)
-        self.f[indices] = f[last_of_each(indices, len(self))]
-        self.known[indices] = True
+        f = f[last_of_each(indices, len(self))]
+        finite = f.isfinite().all(1)  # a GPU is not waited for
+        self.f[indices] = torch.where(finite[:, None], f, self.f[indices])
+        self.known[indices] |= finite
+        self.skipped += (~finite).sum()
 
     def load_state_dict(self, state: dict) -> None:
         "Hold what a state holds"
@@ -79,11 +85,13 @@ def last_of_each(
 
 # %% ../../nbs/21_samplers.embedded.ipynb #438c9993
 def _check_bank(bank: MemoryBank) -> None:  # raises ValueError
-    "Refuse to select from a bank with embeddings missing or not finite"
+    "Refuse to select from a bank with embeddings missing or not finite; warn of those it was given"
+    if skipped := int(bank.skipped):
+        bank.skipped.zero_()
+        warnings.warn(f"embeddings not finite: {skipped}. The bank keeps the earlier ones", stacklevel=4)
     if missing := int((~bank.known).sum()):
         raise ValueError(f"the bank lacks {missing} of {len(bank)} embeddings: give them by bank.fill(f)")
-    if bad := int((~bank.f.isfinite()).any(1).sum()):
-        raise ValueError(f"{bad} of {len(bank)} embeddings in the bank are not finite")
+    check_finite(bank.f, "embeddings in the bank")
 
 # %% ../../nbs/21_samplers.embedded.ipynb #7fd2c79d
 class _PlannedSampler(LabelSampler):
@@ -177,6 +185,7 @@ def centred(
 ) -> Tensor:  # (M, D or project_dim), at least float32, mean 0
     "Embeddings of a big batch for selecting from, where only differences count"
     x = as_float(bank.f[images.to(bank.f.device)])
+    check_finite(x, "embeddings of a big batch")
     if project_dim is not None:
         bound = x.shape[1] ** -0.5  # weights as of a new linear layer without bias
         w = (2 * torch.rand(x.shape[1], project_dim, generator=g) - 1) * bound

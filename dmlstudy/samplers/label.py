@@ -93,11 +93,11 @@ class EpochSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         if not (start := self.start):
-            self.set_epoch(self.epoch + (self.given == len(self)))
-        self.start = 0
+            self.set_epoch(self.epoch + bool(self.given))
+        self.start, epoch = 0, self.epoch
         for i in range(start, len(self)):
             self.given = i + 1
-            yield self.batch(self.epoch, i).tolist()
+            yield self.batch(epoch, i).tolist()
 
     def state_dict(self, batch: int | None = None) -> dict:  # what load_state_dict takes
         "Where the current pass stands: after `batch` batches, or after all it has given"

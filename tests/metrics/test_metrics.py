@@ -526,11 +526,13 @@ def test_class_spectra_do_not_depend_on_the_budget():
 )
 @each("normalize", [True, False])
 @each("singletons", ["miss", "skip"])
-def test_every_metric_is_finite_on_odd_sets(case, made, normalize, singletons):
+def test_metrics_are_finite_on_odd_sets_or_nan_where_there_is_nothing_to_average(case, made, normalize, singletons):
     f, labels = (torch.as_tensor(x) for x in made())
-    names = (*DEFAULT, "map@1000", "rho@-1", "rho@10")
+    names, counts = (*DEFAULT, "map@1000", "rho@-1", "rho@10"), labels.unique(return_counts=True)[1]
     scores = evaluate(f, labels, names, normalize=normalize, singletons=singletons)
-    undefined = {"ratio"} if len(labels.unique()) == 1 else set()
+    undefined = {"inter", "ratio"} if len(counts) == 1 else {"ratio"} if (f == 1).all() else set()
+    if counts.max() == 1:
+        undefined |= {"intra", "ratio", *(n for n in names if n.startswith(("recall", "map", "r_precision")))}
     assert {name for name, v in scores.items() if not math.isfinite(v)} == undefined, scores
     assert list(scores) == list(names)
 

@@ -11,7 +11,7 @@ from dmlstudy.feeds import Feed, splits_of
 from dmlstudy.kept import _Best
 from dmlstudy.rules import SELECTIONS, places
 from dmlstudy.sequences import LOOKS, e_value, look_interval, race, sequence_interval
-from dmlstudy.stats import crossed_interval
+from dmlstudy.stats import crossed_interval, search_interval
 from dmlstudy.train import fit
 from dmlstudy.train.state import start
 
@@ -121,3 +121,16 @@ def test_intervals_of_retrieval_hear_of_distractors():
     f, y = rng.normal(size=(40, 1, 3)) + 0.5 * rng.normal(size=(40, 5, 3)), np.repeat(np.arange(40), 5)
     table = pd.DataFrame(class_intervals(f.reshape(-1, 3), y, ["recall@1", "nmi"]))
     assert ((table["low"] < table["value"]) & (table["value"] < table["high"])).all()
+
+
+def test_the_interval_over_searches_counts_searches_and_replicates(rng):
+    """By loops over pairs of runs: two runs go together where they share the search or the replicate."""
+    y, n, k = rng.normal(size=(10, 3)) + rng.normal(size=(10, 1)), 10, 3
+    z, at = y - y.mean(), [(s, (s + j) % n, j) for s in range(n) for j in range(k)]
+    pairs = [(a, b, z[a[0], a[2]] * z[b[0], b[2]]) for a in at for b in at]
+    search = sum(v for a, b, v in pairs if a[0] == b[0]) / k**2 / (n * (n - 1))
+    replicate = sum(v for a, b, v in pairs if a[1] == b[1]) / k**2 / (n * (n - 1))
+    single = sum(v for a, b, v in pairs if a == b) / (n * k * (n * k - 1))
+    mean, low, high = search_interval(y)
+    half = 2.2621571 * max(search, replicate, search + replicate - single) ** 0.5
+    assert (low, high) == pytest.approx((y.mean() - half, y.mean() + half)) and mean == pytest.approx(y.mean())
