@@ -104,9 +104,7 @@ class _Finder(_Handler):
         said += ["The picture itself is in the gallery, and left out."] if copies else []
         if threshold:
             n, share = sum(d <= threshold for d in distances[0]), kept.card["verification"]["stated"]
-            said += [
-                f"Framed: the {n} up to a distance of {threshold:.3f}, chosen so that {share:.0%} are of its class."
-            ]
+            said += [f"Framed: {n} up to a distance of {threshold:.3f}, chosen so that {share:.0%} are of its class."]
         self.send({"found": found, "threshold": threshold, "text": " ".join(said)})
 
 # %% ../nbs/91_serve.ipynb #d559fbfd
