@@ -391,8 +391,8 @@ class BatchProgress:
     "What a batch reports while it runs"
 
     def __init__(self, wanted: Sequence[Run], seconds: Callable | None, workers: int, out=None, later: float = 0.0):
-        self.wanted, self.left, self.failed = wanted, {run: run_folder(run) for run in wanted}, 0
-        self.seconds, self.workers, self.later, self.began = seconds, workers, later, time.perf_counter()
+        self.wanted, self.seconds, self.workers, self.later = wanted, seconds, workers, later
+        self.left, self.failed, self.began = {run: run_folder(run) for run in wanted}, 0, time.perf_counter()
         self.out, self.live = out or print, out is None and sys.stdout.isatty()
         self.pause, self.lines, self.shown_at = (0.5 if self.live else 2.0), 0, 0.0
 
@@ -422,10 +422,8 @@ class BatchProgress:
         spent, done = time.perf_counter() - self.began, [run for run in self.wanted if run not in self.left]
         pace = spent / max(sum(map(self.seconds, done)), 1e-9) if done else 1 / self.workers
         ahead = pace * sum(map(self.seconds, self.left))
-        failed = f", {self.failed} failed" if self.failed else ""
-        more = f", {duration(ahead + self.later)} in all" if self.later else ""
-        said = f"{len(done)} of {len(self.wanted)} runs{failed} after {duration(spent)}"
-        return f"{said}, about {duration(ahead)} to go{more}"
+        left = f"{duration(ahead)} to go" + f", {duration(ahead + self.later)} in all" * (self.later > 0)
+        return f"{len(done)} of {len(self.wanted)} runs{f', {self.failed} failed' * (self.failed > 0)} after {duration(spent)}, about {left}"
 
     def show(self) -> None:
         "Report, if it is time"

@@ -181,6 +181,7 @@ class Feed:
     def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, views: int = 1):
         self.stem, self.seed, self.views = not run.train_stem, run.seed, views
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
+        self.groups = getattr(splits.get("test"), "groups", None)  # visit or burst of each test image
         self.classes = len(splits["train"].class_names)
         self.size = 2048 if run.dataset in EMBEDDED else 112  # images that are measured together
         if self.stem:
@@ -250,6 +251,7 @@ class FileFeed:
     def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, views: int = 1, workers: int = 0):
         self.splits, self.device, self.workers, self.seed, self.views = splits, device, workers, run.seed, views
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
+        self.groups = getattr(splits.get("test"), "groups", None)  # visit or burst of each test image
         self.classes = len(splits["train"].class_names)
         self.transform = {train: make_transform(run.transform, train, run.model) for train in (True, False)}
 

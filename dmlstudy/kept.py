@@ -27,6 +27,7 @@ from safetensors.torch import save
 from torch import nn
 from tqdm.auto import tqdm
 
+# %% ../nbs/90_kept.ipynb #5edf3f65
 from .batch import each_known, state_of, typical
 from .comparison import METRICS, column, shown
 from .core import SHOWN, Run, duration, lookup, make_run, outputs, versions, write_atomically
@@ -229,7 +230,7 @@ _STEPS = {  # of a test transform, in words
     "center_crop": "cut to the middle {0} x {0} pixels",
 }
 
-
+# %% ../nbs/90_kept.ipynb #0c0d5853
 def page(
     card: Mapping,  # of an exported model
 ) -> str:  # Markdown

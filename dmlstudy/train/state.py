@@ -135,7 +135,6 @@ class State:
     sampler: object = None
     metrics: Mapping = field(default_factory=dict)  # curve -> split and metric names
     coarse: Mapping = field(default_factory=dict)  # split -> coarse labels (N,), where it has some
-    groups: Tensor | None = None  # (N,), visit or near-duplicates of each test image; None: not known
     one_shot: Tensor | None = None  # (R, Q, 2), questions of the one-shot task as places in the test split
     linear: str | None = None  # what a linear classifier is fitted to: train, or half of what is measured; None: none
     mixup: tuple[nn.Module, ManifoldMixup] | None = None  # as from `mixup_of`
@@ -212,8 +211,6 @@ def resolve(
     state.skipped = len(data_of(run).left_out)
     coarse = {part: split.coarse for part, split in splits.items()}
     state.coarse = {part: labels.to(device) for part, labels in coarse.items() if labels is not None}
-    if "test" in splits and splits["test"].groups is not None:
-        state.groups = splits["test"].groups.to(device)
     if run.dataset in SETS:
         state.one_shot = torch.from_numpy(one_shot_runs()).to(device)
     if state.row.protocol == "simclr":
