@@ -31,16 +31,18 @@ $(VENV)/.ready: constraints.hashed.txt settings.ini setup.py
 study: setup  ## run the batch of a profile: make study [PROFILE=smoke] [JOBS=2] [FRESH=1]
 	@$(BIN)/dmlstudy run --profile $(PROFILE) --jobs $(JOBS) $(if $(FRESH),--fresh)
 
-test: setup  ## run every check of tools/check.py but the slow ones
+test: setup  ## every check but the slow ones, the cheap ones first: some five minutes on two cores
 	@$(BIN)/python tools/check.py
 
-test-slow: setup  ## the slow checks: all outputs drawn and printed again, kill drills, long trainings, some records made again
+test-slow: setup  ## the slow checks: outputs drawn again, notebooks printed again, kill drills, full grids, long trainings
 	@$(BIN)/python tools/check.py outputs slow
 
-prepare: setup  ## the daily loop: format, export, test, clean, write the README [NB=nbs/50_losses.tuples.ipynb: test that one]
+prepare: setup  ## the daily loop: format, export, test, clean, write README and outputs [NB=nbs/50_losses.tuples.ipynb: test that one]
 	@$(BIN)/ruff check --fix --quiet nbs tests tools setup.py && $(BIN)/ruff format --quiet nbs tests tools setup.py
-	@$(BIN)/python tools/export.py && $(BIN)/nbdev_clean && $(BIN)/nbdev_test --n_workers 2 $(if $(NB),--path $(NB))
-	@$(BIN)/python tools/readme.py
+	@$(BIN)/python tools/export.py && $(BIN)/nbdev_clean
+	@$(BIN)/nbdev_test --n_workers 2 $(if $(NB),--path $(NB),--skip_folder_re '^[_.]|^tutorials$$')
+	@$(BIN)/python tools/readme.py && $(BIN)/python tools/fresh.py draw
+	@$(BIN)/python tools/long.py
 	@echo "Prepared. Fill notebooks whose outputs changed with: python tools/fill.py nbs/NAME.ipynb"
 
 docs: setup  ## write the site to _docs/site: notebooks, reference, tables; without a network

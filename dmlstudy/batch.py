@@ -423,7 +423,8 @@ class BatchProgress:
         pace = spent / max(sum(map(self.seconds, done)), 1e-9) if done else 1 / self.workers
         ahead = pace * sum(map(self.seconds, self.left))
         left = f"{duration(ahead)} to go" + f", {duration(ahead + self.later)} in all" * (self.later > 0)
-        return f"{len(done)} of {len(self.wanted)} runs{f', {self.failed} failed' * (self.failed > 0)} after {duration(spent)}, about {left}"
+        failed, n = f", {self.failed} failed" * (self.failed > 0), len(self.wanted)
+        return f"{len(done)} of {n} runs{failed} after {duration(spent)}, about {left}"
 
     def show(self) -> None:
         "Report, if it is time"

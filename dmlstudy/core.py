@@ -243,7 +243,8 @@ def hyperparameters_of(made: type) -> dict:  # name -> default
     found = {}
     for kind in made.__mro__:
         parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
-        found |= {p.name: p.default for p in parameters if not p.kind.name.startswith("VAR")}
+        own = {p.name: p.default for p in parameters if not p.kind.name.startswith("VAR")}
+        found |= {key: default for key, default in own.items() if key not in found}  # not those of its parents
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found

@@ -425,5 +425,11 @@ def make_miner(
     Args:
         name: one of MINERS
         hyperparameters: those of its class
+            random(n_triplets=None)  Roth et al., 2020
+            semihard(margin=0.2, rule='random', normalize=True)  Schroff et al., 2015
+            softhard(normalize=True)  Roth and Brattoli, 2019
+            distance(lower_cutoff=0.5, upper_cutoff=None, weight_cap=None, singletons='self', normalize=True)  Wu et al., 2017
+            rho_distance(p_switch=0.2, singletons='drop', lower_cutoff=0.5, upper_cutoff=None, weight_cap=None, normalize=True)  Roth et al., 2020
+            all(limit=2000000)
     """
     return make_named("miner", name, MINERS, **hyperparameters)

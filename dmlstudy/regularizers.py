@@ -356,5 +356,10 @@ def make_regularizer(
     Args:
         name: one of REGULARIZERS
         hyperparameters: those of its class
+            sec(eta=0.5, momentum=1.0, ramp=None)  Zhang et al., 2020
+            l2(eta=0.005, ramp=None)
+            ring(eta=0.5)  Zheng et al., 2018
+            threshold_consistent(eta=1.0, pos_margin=0.9, neg_margin=0.5, ramp=None)  Zhang et al., ICLR 2024
+            coding_rate(eta=0.01, eps2=0.5, ramp=None)  Yu et al., 2020
     """
     return make_named("regularizer", name, REGULARIZERS, **hyperparameters)

@@ -1,34 +1,30 @@
-"""Run every check in order, and say what to do when one fails: python tools/check.py [NAME ...]."""
+"""Run checks in order, the cheap ones first, and say what to do when one fails: python tools/check.py [NAME ...]."""
 
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from dmlstudy.records import alike
-
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 KEPT = ("nbs", "dmlstudy", "tests", "tools", "outputs", "README.md", "index_files")
 PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "smoke", "custom"}  # what a run may leave
 
-TWO = ("-n", "2", "--dist", "loadfile", "--durations", "10")  # workers; what a file prepares is prepared once
-CHECKS = [  # name, commands, what it means when files change
-    ("style", [["ruff", "check", "."], ["ruff", "format", "--check", "--quiet", "."]], ""),
-    ("clean", [["nbdev_clean"]], "notebooks carry metadata: run nbdev_clean"),
-    (
-        "export",
-        [["python", "tools/export.py"]],
-        "library and notebooks differ: run tools/export.py, edit only notebooks",
-    ),
-    ("readme", [["python", "tools/readme.py"]], "README.md is old: run python tools/readme.py"),
-    ("notebooks", [["nbdev_test", "--n_workers", "2"]], "a notebook wrote into the tree"),
-    ("tests", [["pytest", *TWO, "-m", "not slow"]], "a test wrote into the tree"),
+PYTEST = ["pytest", "-n", "2", "--dist", "worksteal"]
+LIBRARY = ["nbdev_test", "--n_workers", "2", "--skip_folder_re", "^[_.]|^tutorials$"]  # `shown` runs tutorials, too
+CHECKS = [  # name, commands, what to do when a command fails or files change
+    ("style", [["ruff", "check", "."], ["ruff", "format", "--check", "--quiet", "."]], "run make prepare"),
+    ("clean", [["nbdev_clean"]], "notebooks carried metadata, which is taken out now: commit them"),
+    ("export", [["python", "tools/export.py"]], "the library is exported anew: edit only notebooks, and commit both"),
+    ("readme", [["python", "tools/readme.py"]], "README.md is written anew from nbs/index.ipynb: commit it"),
+    ("fresh", [["python", "tools/fresh.py"]], "run python tools/fresh.py draw"),
+    ("notebooks", [LIBRARY], "a notebook wrote into the tree, or fails: see above"),
+    ("tests", [[*PYTEST, "-m", "not slow"]], "a test wrote into the tree, or fails: see above"),
 ]
 SLOW = [
     ("outputs", [["dmlstudy", "tables", "--profile", "glyphs"]], "outputs/ differ from what the records give"),
-    ("shown", [["python", "tools/same.py"]], "a notebook wrote into the tree"),
-    ("slow", [["pytest", *TWO, "-m", "slow"]], "a test wrote into the tree"),
+    ("shown", [["python", "tools/same.py"]], "fill the notebooks that differ again with tools/fill.py"),
+    ("slow", [[*PYTEST, "-m", "slow"]], "a test wrote into the tree, or fails: see above"),
 ]
 
 
@@ -42,17 +38,19 @@ def snapshot() -> dict[str, bytes]:
     }
 
 
-def run(name: str, commands: list[list[str]], changed: str) -> str:
+def run(name: str, commands: list[list[str]], mend: str) -> str:
     """What is wrong after one check; empty if nothing."""
+    from dmlstudy.records import alike
+
     before = snapshot()
     for command in commands:
         if subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT).returncode:
-            return f"{' '.join(command)} failed"
+            return f"{' '.join(command)}: {mend}"
     after = snapshot()
     paths = sorted(before.keys() | after.keys())
     kind = lambda path: Path(path).suffix if path.startswith("outputs/") else ""  # all else is text by hand or export
     moved = [path for path in paths if not alike(before.get(path), after.get(path), kind(path))]
-    return f"{changed}\n  " + "\n  ".join(moved[:20]) if moved else ""
+    return f"{mend}\n  " + "\n  ".join(moved[:20]) if moved else ""
 
 
 began = time.perf_counter()

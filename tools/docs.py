@@ -2,6 +2,7 @@
 
 import ast
 import html
+import inspect
 import json
 import re
 import shutil
@@ -14,8 +15,11 @@ from pathlib import Path
 import nbformat
 from latex2mathml.converter import convert
 from markdown.extensions.toc import slugify, unique
+from names import REGISTRIES, called, cost, elsewhere, formula, hyperparameters, paper, sections
 from nbconvert import MarkdownExporter
 
+import dmlstudy
+from dmlstudy.metrics import METRICS
 from dmlstudy.records import view_of
 from dmlstudy.report import catalogue
 
@@ -33,7 +37,15 @@ FIRST += ("tuned", "reality", "sec_sign", "roth_table2", "sec_main")
 # what a word is for the search: methods are written Proxy-Anchor and ProxyAnchor; "which" is a word, and none is cut
 SEARCH = {"separator": r"[\s\u200b\-,:!?=\[\]()\"'/.]+|(?!\b)(?=[A-Z][a-z])", "pipeline": ["trimmer"]}
 EXPORTER = MarkdownExporter(exclude_input_prompt=True, exclude_output_prompt=True)
-WEIGHT = {"tutorials": 3, "experiments": 2, "nbs": 2.2, "tables": 0.5, "bench": 0.5, "reference": 0.5}  # in the search
+WEIGHT = {
+    "tutorials": 3,
+    "experiments": 2,
+    "nbs": 2.2,
+    "tables": 0.5,
+    "bench": 0.5,
+    "reference": 0.5,
+    "losses": 1.5,
+}  # in the search
 
 PUBLISHED = ("explorer.html", "claims.md", "claims.csv", "tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
 
@@ -210,6 +222,73 @@ def reference(module: Path) -> Path:
     return target
 
 
+def meanings(kind: type) -> dict[str, str]:
+    """What the docstring of a class says of each argument."""
+    return dict(re.findall(r"^ {4}(\w+): (.+)", (inspect.getdoc(kind) or "").partition("Args:\n")[2], re.M))
+
+
+def place(kind: type) -> str:
+    """The address of a class on the page of its module, from the folder of the reference."""
+    return f"{kind.__module__}.md#{kind.__name__.lower()}"
+
+
+def loss_page(name: str) -> Path:
+    """A loss: how it is made, paper, formula, inputs with shapes, hyperparameters, cost, and its name elsewhere."""
+    kind, known = REGISTRIES["loss"][name], meanings(REGISTRIES["loss"][name])
+    notebook, title, _ = sections()[kind.__name__]
+    there = [(old, note) for old, (ours, note) in elsewhere().items() if ours == name]
+    sizes = "".join(f", {size}=..." for size in kind.needs)
+    text = [
+        f"# {name}: {kind.__name__}",
+        f'`make_loss("{name}"{sizes})` makes a [`{kind.__name__}`](../{place(kind)}).',
+    ]
+    text += [f"Paper: {paper(kind)}." if paper(kind) else ""]
+    text += [f"In pytorch-metric-learning: `{old}`{f', {note}' if note else ''}." for old, note in there]
+    text += ["## Formula", with_math(formula(kind)) or "It is in words."]
+    text += [f"[Symbols, source, differences and checks](../../nbs/{notebook}.md#{slugify(title, '-')})"]
+    rows = ["| input | shape | |\n|---|---|---|", "| `f` | (B, D), floating point | raw embeddings |"]
+    rows += ["| `labels` | (B,), integers | classes of the embeddings |"]
+    if kind.uses == "triplets":
+        how = "required" if kind.needs_triplets else "of a miner; None: all of the batch"
+        rows += [f"| `triplets` | three of (T,), integers | anchors, positives, negatives, {how} |"]
+    if kind.takes_positives:
+        rows += ["| `positives` | (B, B), boolean or weights | in place of labels |"]
+    rows += ["| value | scalar, 32 bits or more | with a graph |"]
+    text += ["## Inputs", "\n".join(rows)]
+    lines = [f"| `{k}` | `{v!r}` | {known.get(k, '')} |" for k, v in hyperparameters("loss", name).items()]
+    lines = [f"| `{size}` | required | {known.get(size, '')} |" for size in kind.needs] + lines
+    text += [
+        "## Hyperparameters",
+        "\n".join(["| name | default | meaning |\n|---|---|---|", *lines]) if lines else "None.",
+    ]
+    blocks = "A large batch goes through in blocks of rows. " if kind.in_blocks else ""
+    said = "Forward and backward, batch × dimension, on one thread of a CPU: "
+    text += ["## Cost", f"{blocks}{said}{cost(name)}." if cost(name) else f"{blocks}Not measured."]
+    write(target := SOURCE / f"reference/losses/{name}.md", weighted("\n\n".join(filter(None, text)) + "\n", "losses"))
+    return target
+
+
+def names_page() -> Path:
+    """The first page of the reference: every public name and what it can be given, a line each."""
+    text = ["# Names", "`import dmlstudy` gives these names. Each is loaded when it is asked for."]
+    rows = [
+        f"| [`{n}`](dmlstudy.{m}.md#{n.lower()}) | {with_math(said)} |" for n, (m, _, said) in dmlstudy._NAMES.items()
+    ]
+    text += ["\n".join(["| name | for |\n|---|---|", *rows])]
+    for what, registry in REGISTRIES.items():
+        plural = {"loss": "Losses"}.get(what, f"{what.capitalize()}s")
+        text += [f"## {plural}", f'`make_{what}("name")`, with hyperparameters and their defaults.']
+        page = {name: f"losses/{name}.md" if what == "loss" else place(kind) for name, kind in registry.items()}
+        line = lambda name, kind: f"| [`{name}`]({page[name]}) | `{called(what, name)}` | {paper(kind)} |"  # noqa: B023
+        rows = [line(name, kind) for name, kind in registry.items()]
+        text += ["\n".join(["| name | call | paper |\n|---|---|---|", *rows])]
+    said = lambda made: (made.__doc__ or "").split("\n")[0].replace("|", "&#124;")
+    rows = [f"| `{name}` | {said(made)} |" for name, made in METRICS.items()]
+    text += ["## Metrics", "Of `evaluate`.", "\n".join(["| name | what |\n|---|---|", *rows])]
+    write(target := SOURCE / "reference/index.md", weighted("\n\n".join(text) + "\n", "losses"))
+    return target
+
+
 def table_page(entry: dict) -> Path:  # an entry of `catalogue`
     """A table under the title that people look for, with its answer and the way to its question."""
     path = SOURCE / f"outputs/tables/{entry['stem']}.md"
@@ -296,7 +375,8 @@ def main() -> None:
     rooms = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
     nav += [{"Library": [{room.stem.partition("_")[2]: at(page_of(room))} for room in rooms]}]
     modules = [p for p in sorted((ROOT / "dmlstudy").rglob("*.py")) if p.name != "_modidx.py"]
-    nav += [{"Reference": [at(reference(p)) for p in modules]}]
+    losses = [{name: at(loss_page(name))} for name in REGISTRIES["loss"]]
+    nav += [{"Reference": [at(names_page()), {"Losses": losses}, *(at(reference(p)) for p in modules)]}]
     nav += [{"Speed": [at(page_of(p)) for p in sorted((ROOT / "nbs/bench").glob("*.ipynb"))]}]
     features = ["navigation.tabs", "navigation.indexes", "navigation.footer", "navigation.top", "toc.follow"]
     settings = {

@@ -1,4 +1,4 @@
-"""Run notebooks with the skips of nbdev_test and keep what they print: python tools/fill.py nbs/40_miners.ipynb ..."""
+"""Run notebooks, slow cells included, and keep what they print: python tools/fill.py nbs/40_miners.ipynb ..."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ from fastcore.foundation import working_directory
 from nbdev.config import get_config
 from nbdev.process import extract_directives
 
-FLAGS = set(get_config().tst_flags.split())
+FLAGS = {*get_config().tst_flags.split()} - {"slow"}  # `long` ones take many minutes, and are run by hand
 
 
 def skipped(cell) -> bool:
-    """Would nbdev_test pass over this cell?"""
+    """Would `nbdev_test --flags slow` pass over this cell?"""
     if cell.cell_type != "code" or "nbdev_export(" in cell.source:
         return True
     found = extract_directives(cell, remove=False)

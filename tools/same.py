@@ -3,7 +3,7 @@
 Words must be the same. A number may differ by two in a hundred, or by one of the last decimal that is shown. A cell
 tagged `varies` may print anything, such as a time; in one tagged `trained` numbers are of a training on the spot, which
 another processor rounds otherwise, and words alone are compared. Pictures and warnings are not compared. Without
-names: all notebooks that nbdev_test would run.
+names: all notebooks that `nbdev_test --flags slow` would run.
 """
 
 import html

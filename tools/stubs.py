@@ -1,4 +1,5 @@
-"""Write dmlstudy/__init__.pyi: the public names with their types, from the registries. tools/export.py runs it."""
+"""Write what the registries say: dmlstudy/__init__.pyi with types, and the names in the docstrings of `make_loss` and
+the others. tools/export.py runs it."""
 
 import inspect
 import re
@@ -11,6 +12,7 @@ from dmlstudy.losses import LOSSES
 from dmlstudy.miners import MINERS
 from dmlstudy.regularizers import REGULARIZERS
 from dmlstudy.samplers import SAMPLERS
+from tools.names import lines
 
 FILE = Path(dmlstudy.__file__).with_suffix(".pyi")
 HEAD = '''"""Written by tools/stubs.py from the registries; not edited by hand."""
@@ -89,5 +91,15 @@ def text() -> str:
     return f"{HEAD}{imports}\n__version__: str\n__all__ = [{names}]\n\n{made}\n"
 
 
+def with_names(source: str, function: str) -> str:
+    """A module with the names, hyperparameters and papers at the end of the docstring of a function."""
+    end = source.index('\n    """\n', source.index(f"def {function}("))
+    listed = "".join(f"\n            {line}" for line in lines(function.removeprefix("make_")))
+    return source[:end] + listed + source[end:]
+
+
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
+    for function in MADE:
+        module = Path(inspect.getfile(getattr(dmlstudy, function)))
+        module.write_text(with_names(module.read_text(encoding="utf-8"), function), encoding="utf-8")

@@ -46,6 +46,50 @@ def make_loss(
         dim: dimension of the embedding; taken by losses with proxies
         variant: corrected, or published: what the authors' released code computes
         hyperparameters: the loss's own
+            contrastive(pos_margin=0.0, neg_margin=1.0)  Hadsell et al., 2006
+            triplet(margin=0.2, squared=True)  Schroff et al., 2015
+            margin(margin=0.2, beta=1.2, beta_lr=0.0005, learn_beta=True, normalizer='triplets')  Wu et al., 2017
+            quadruplet(margin=0.2, margin_2=0.2, seed=0)  Chen et al., 2017
+            snr(margin=0.2, lam=0.005)  Yuan et al., 2019
+            lifted(margin=1.0, l2_weight=0.005, squared_norm=False)  Hermans et al., 2017
+            npair(l2_weight=0.005, scale=1.0, squared_norm=False, seed=0)  Sohn, 2016
+            angular(alpha=45.0, lam=2.0, l2_weight=0.005, squared_norm=False, seed=0)  Wang et al., 2017
+            histogram(bins=65)  Ustinova and Lempitsky, 2016
+            multisimilarity(alpha=2.0, beta=40.0, lam=0.5, epsilon=0.1, mean_over='kept', max_positive=None)  Wang et al., 2019
+            normalized_npair(scale=25.0)  Zhang et al., 2020
+            tuplet_margin(scale=64.0, beta=0.1, lam=0.5, epsilon=0.01)  Yu and Tao, 2019
+            softmax(n_classes, dim, temperature=0.05, lr=1e-05, seed=0, label_smoothing=0.0)  Zhai and Wu, 2019
+            arcface(n_classes, dim, margin=0.5, scale=16.0, monotone=False, lr=0.0005, seed=0)  Deng et al., 2019
+            cosface(n_classes, dim, margin=0.35, scale=64.0, lr=0.0005, seed=0)  Wang et al., 2018
+            sphereface(n_classes, dim, margin=4, scale=None, blend=0.0, lr=0.0005, seed=0)  Liu et al., 2017
+            proxynca(n_classes, dim, scale=3.0, lr=None, seed=0)  Movshovitz-Attias et al., 2017
+            softtriple(n_classes, dim, per_class=2, margin=0.01, gamma=0.1, scale=8.0, tau=0.2, lr=None, seed=0)  Qian et al., 2019
+            ntxent(temperature=0.5, loss_scale=None)  Chen et al., 2020
+            supcon(temperature=0.1, loss_scale=None)  Khosla et al., 2020
+            proxy_anchor(n_classes, dim, alpha=32.0, delta=0.1, lr=None, seed=0)  Kim et al., 2020
+            proxynca_pp(n_classes, dim, temperature=0.1111111111111111, lr=None, seed=0)  Teh et al., 2020
+            subcenter_arcface(n_classes, dim, margin=0.5, scale=64.0, sub_centers=3, lr=0.0005, seed=0)  Deng et al., 2020
+            center_contrastive(n_classes, dim, scale=64.0, margin=0.2, weight=1.0, lr=None, seed=0)  Cai, Xiong and Tian, 2023
+            potential_field(n_classes, dim, alpha=4.0, delta=0.2, per_class=2, lr=None, seed=0)  Bhatnagar and Ahuja, 2025
+            cross_entropy(n_classes, dim, label_smoothing=0.1, lr=None, seed=0)  Boudiaf et al., 2020
+            mean_field(n_classes, dim, pos_margin=0.02, neg_margin=0.3, reg=0.1, lr=None, seed=0)  Furusawa, 2024
+            hist(n_classes, dim, tau=32.0, alpha=1.1, lam=0.0, lr=0.1, seed=0)  Lim et al., 2022
+            circle(margin=0.4, gamma=80.0)  Sun et al., CVPR 2020
+            sincere(temperature=0.1)  Feeney and Hughes, 2023
+            decoupled(temperature=0.1)  Yeh et al., ECCV 2022
+            hard_negatives(temperature=0.5, beta=1.0, tau_plus=0.0)  Robinson et al., ICLR 2021
+            sigmoid_pairs(scale=10.0, bias=-10.0)  Zhai et al., ICCV 2023
+            in_batch(scale=20.0)  Henderson et al., 2017
+            epshn(temperature=0.1)  Xuan et al., WACV 2020
+            ranked_list(alpha=1.2, margin=0.4, scale=10.0, lam=0.5)  Wang et al., CVPR 2019
+            hyperbolic(c=0.1, temperature=0.2, clip=2.3)  Ermolov et al., CVPR 2022
+            smooth_ap(tau=0.01)  Brown et al., 2020
+            recall_at_k(ks=(1, 2, 4, 8, 16), tau1=1.0, tau2=0.01)  Patel et al., 2022
+            pnp(kind='Dq', alpha=4.0, b=2.0, tau=0.01)  Li et al., 2022
+            supap(tau=0.01, rho=100.0, delta=0.05, offset=1.44)  Ramzi et al., 2021
+            roadmap(lam=0.5, tau=0.01, rho=100.0, delta=0.05, offset=1.44)  Ramzi et al., 2021
+            fast_ap(bins=10)  Cakir et al., 2019
+            contextual(k=4, eps=0.05, lam=0.4, pos_margin=0.75, neg_margin=0.6, gamma=0.1, target=0.3)  Liao et al., 2023
     """
     kind, known = lookup("loss", name, LOSSES), loss_hyperparameters(name)
     for key in hyperparameters:

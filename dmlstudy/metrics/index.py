@@ -22,7 +22,7 @@ ENGINES = ("exact", "faiss", "faiss_ivf")  # the exact search of `nearest`; all 
 def make_index(
     points: np.ndarray,  # gallery, (M, D) float32
     engine: str = "faiss_ivf",  # faiss (all points), or faiss_ivf (the points of some lists)
-    probes: int | None = None,  # lists that are searched; None: one in 128, at least 8
+    probes: int | None = None,  # lists that are searched; None: one in 32, at least 8
     k: int = 1,  # most neighbours that will be asked for: a GPU gives 2,048
 ):  # an index of faiss, by squared distance
     """Build an index of faiss, on a GPU where faiss has one
@@ -30,7 +30,7 @@ def make_index(
     Args:
         points: gallery, (M, D) float32
         engine: faiss (all points), or faiss_ivf (the points of some lists)
-        probes: lists that are searched; None: one in 128, at least 8
+        probes: lists that are searched; None: one in 32, at least 8
         k: most neighbours that will be asked for: a GPU gives 2,048
     """
     lookup("index", engine, ENGINES[1:])
@@ -43,7 +43,7 @@ def make_index(
     if engine == "faiss_ivf":
         lists = max(1, min(round(2 * len(points) ** 0.5), len(points) // 39))  # 39: faiss wants as many for a centroid
         index = faiss.IndexIVFFlat(index, points.shape[1], lists)
-        index.cp.max_points_per_centroid, index.nprobe = 64, min(lists, probes or max(8, lists // 128))
+        index.cp.max_points_per_centroid, index.nprobe = 64, min(lists, probes or max(8, lists // 32))
     if faiss.get_num_gpus() and k <= 2048:
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
     index.train(points)

@@ -33,6 +33,7 @@ def table():
     return comparison.standing(["Triplet (D)"], ["glyphs_fine"], DRAWS).set_index("method")
 
 
+@pytest.mark.slow
 def test_differences_are_paired_by_seed(table, scores):
     whole = table[table["seeds"] == len(DRAWS)]  # some rows have fewer
     assert len(whole) > 20 and {*whole.index} == {m for m in scores if METHODS[m].loss}

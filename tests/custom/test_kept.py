@@ -60,6 +60,7 @@ def model(ranked):
     return folder
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept(ranked, model, capsys):
     card = json.loads((model / "card.json").read_text())
     assert card["sha256"] == hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
@@ -87,6 +88,7 @@ def test_the_best_model_is_kept(ranked, model, capsys):
     assert ("* **Trained on** " in page) == (card["method"] == "Softmax")
 
 
+@pytest.mark.slow
 def test_it_is_read_again_and_embeds(model):
     kept, picture = load(model), Image.new("RGB", (90, 60), (120, 130, 140))
     f = kept.embed([picture, picture.resize((30, 40))])
@@ -95,6 +97,7 @@ def test_it_is_read_again_and_embeds(model):
     np.testing.assert_allclose(kept.embed(batch), f, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_embeddings_index_and_threshold_speak_of_one_distance(ranked, model):
     """Length 1 everywhere; the index's squared distances are those of `find`, and its threshold that of the card."""
     kept, stored = load(model), np.load(model / "embeddings.npy")
@@ -109,6 +112,7 @@ def test_embeddings_index_and_threshold_speak_of_one_distance(ranked, model):
     assert kept.card["index"].get("threshold", 0) == pytest.approx(cut**2)
 
 
+@pytest.mark.slow
 def test_a_broken_picture_does_not_stop_the_others(ranked, model, tmp_path):
     kept, good = load(model), ranked[0] / "photos/colour 4/0.jpg"
     (broken := tmp_path / "broken.jpg").write_bytes(b"no picture")
@@ -122,6 +126,7 @@ def test_a_broken_picture_does_not_stop_the_others(ranked, model, tmp_path):
         find(kept, [broken], 3)
 
 
+@pytest.mark.slow
 def test_find_prints_and_draws(ranked, model, capsys, tmp_path):
     images = [str(ranked[0] / "photos/colour 4" / f"{i}.jpg") for i in (0, 2)]
     words = ["search", "--model", str(model), *images, "--k", "5", "--picture", str(tmp_path / "found.png")]
@@ -144,6 +149,7 @@ def _other_dimension(model):
     np.save(model / "embeddings.npy", np.zeros((80, 64), np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, said",
     [

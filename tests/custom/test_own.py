@@ -92,6 +92,7 @@ Searched = Own(Clipped, axes={"reach": (0.2, 2.0), "samples_per_class": (2, 4)})
 """
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     """Trials in a box of its own axes, then replicates, judged against a baseline at a declared look."""
     search = {"trials": 4, "replicate": 101, "folds": [0], "rule": "window", "lr": [1e-4, 1e-3]}
@@ -225,7 +226,7 @@ def test_equal_runs_give_equal_records_though_the_loss_draws():
             return ((f + 0.1 * torch.rand_like(f)) ** 2).mean()
 
     own.register(Noisy())
-    run = make_run(method="Noisy", steps=6, eval_every=6, images_per_class=4, batch_size=24)
+    run = make_run(method="Noisy", steps=2, eval_every=2, images_per_class=4, batch_size=24)
     strip = lambda record: {name: part for name, part in record.items() if name != "made"}
     first = strip(fit(run, "cpu"))
     torch.rand(5)

@@ -71,6 +71,7 @@ def test_the_command_says_what_is_missing(model, capsys):
     assert "name images to find the nearest to, or give --serve" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named(model, server, capsys):
     port = server.rstrip("/").rsplit(":", 1)[1]
     assert cli.main(["search", "--model", str(model), "--serve", "--port", port]) == 2
@@ -114,6 +115,7 @@ def test_a_picture_is_dropped_in_a_browser(model, server, tmp_path):
         tab.close()
 
 
+@pytest.mark.slow
 def test_the_program_needs_torch_alone(model):
     from dmlstudy.kept import exported, load
 

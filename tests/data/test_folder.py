@@ -3,16 +3,19 @@
 import os
 import re
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image, ImageDraw
+from tiers import sample
 
 from dmlstudy import cli
 from dmlstudy.data.files import open_image
 from dmlstudy.data.folder import _twins, folder_rows, folder_summary, load_folder, resolve_folder
+from dmlstudy.study import PROFILES
 
 
 @pytest.fixture
@@ -33,8 +36,12 @@ def photos(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.slow
-def test_methods_are_ranked_on_a_folder(photos, capsys):
+@pytest.mark.parametrize("steps", sample([4, None], [4]))  # None: those of the profile
+def test_methods_are_ranked_on_a_folder(photos, capsys, monkeypatch, steps):
+    if steps:
+        short = {"steps": steps, "eval_every": steps}
+        protocols = {name: values | short for name, values in PROFILES["photos"].protocols.items()}
+        monkeypatch.setitem(PROFILES, "photos", replace(PROFILES["photos"], protocols=protocols))
     words = ["run", "--datasets", f"folder:{photos / 'photos'}", "--seeds", "0", "--jobs", "1"]
     assert cli.main([*words, "--dry-run"]) == 0
     told = capsys.readouterr().out

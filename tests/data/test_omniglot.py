@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.spatial import cKDTree
+from tiers import sample
 
 from dmlstudy.core import asset, make_run
 from dmlstudy.data import EMBEDDED, make_data
@@ -146,6 +147,7 @@ def test_the_official_small_sets_are_slices_of_what_ships(archive):
     assert hashlib.sha256(np.concatenate(slices)).hexdigest() == digest
 
 
+@pytest.mark.slow
 def test_the_official_split():
     data = load_omniglot()
     assert (len(data.train.class_names), len(data.test.class_names)) == (964, 659)
@@ -157,15 +159,16 @@ def test_the_official_split():
         assert of == [split.class_names[c].rpartition("/")[0] for c in split.labels.tolist()]
 
 
-def test_it_loads_in_two_seconds():
+@pytest.mark.slow
+def test_it_is_unpacked_once():
+    """A later process reads the cache, where nothing has to be decompressed."""
     load_parts()  # kept from here on
-    code = "import time; from dmlstudy.data import make_data; began = time.process_time(); "
-    code += "make_data('omniglot'); print(time.process_time() - began)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 2
+    code = "import lzma; from dmlstudy.data import make_data; lzma.decompress = lzma.open = None; make_data('omniglot')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("side", [24, 35, 52, 105])
+@pytest.mark.parametrize("side", sample([24, 35, 52, 105], [24, 35, 52]))
 def test_a_small_drawing_is_the_average_of_a_large_one(side):
     """Against the plain definition, pixel by pixel."""
     ink = unpacked(packed()[[5, 20000]])
@@ -246,6 +249,7 @@ def test_omniglot_keeps_alphabets_together():
     assert few.coarse.unique().numel() > 22  # drawn over all alphabets
 
 
+@pytest.mark.slow
 def test_draws_are_pinned_and_the_same_in_another_process():
     assert {draw: digest(*draw) for draw in DRAWS} == DRAWS
     code = "import sys; sys.path.insert(0, 'tests'); from test_omniglot import digest; "
@@ -257,6 +261,7 @@ def test_draws_are_pinned_and_the_same_in_another_process():
         assert done.stdout.split() == [DRAWS["omniglot_few", 1], DRAWS["omniglot", 1]]
 
 
+@pytest.mark.slow
 def test_numbers_of_classes_are_nested_and_images_of_a_class_are_its_first_drawers():
     names = [set(make_data("omniglot", replicate=2, train_classes=n).train.class_names) for n in (25, 100, 400)]
     assert names[0] < names[1] < names[2] and [len(n) for n in names] == [25, 100, 400]
@@ -282,6 +287,7 @@ def test_a_set_with_few_groups_draws_classes():
 SHORT = {"dataset": "omniglot_few", "steps": 4, "eval_every": 2, "fold": None, "train_queries": 500}
 
 
+@pytest.mark.slow
 def test_a_replicate_is_another_run_and_the_same_one_twice():
     one, again = (fit(make_run(SHORT, replicate=1), device="cpu")["curves"] for _ in range(2))
     other, seed = (
@@ -296,6 +302,7 @@ def test_a_replicate_is_another_run_and_the_same_one_twice():
     assert all(0.2 < error < 0.7 for error in test["one_shot_error"])
 
 
+@pytest.mark.slow
 def test_folds_of_a_replicate_are_held_out_in_training():
     record = fit(make_run(SHORT, replicate=3, fold=2, measure="validation"), device="cpu")
     assert [*record["curves"]] == ["validation"]
@@ -303,6 +310,7 @@ def test_folds_of_a_replicate_are_held_out_in_training():
     assert (len(parts["train"].class_names), len(parts["validation"].class_names)) == (80, 20)
 
 
+@pytest.mark.slow
 def test_the_whole_network_trains_at_a_larger_side():
     less = {"steps": 60, "eval_every": 60, "train_classes": 100, "images_per_class": 4, "measure": "train"}
     run = run_of("omniglot_whole", "omniglot", "Contrastive (D)", train_queries=None, **less)
@@ -334,6 +342,7 @@ def test_pixels_alone_find_a_tenth_of_the_one_shot_answers_to_a_half():
     assert np.isclose(np.mean(plain), mean, atol=0.006)
 
 
+@pytest.mark.slow
 def test_the_modified_hausdorff_distance_errs_as_the_official_demo_says():
     """38.8 % by the demo of the official repository: drawings, runs and their order are the official ones."""
     images, wrong = unpacked(packed()[19280:]), []

@@ -5,13 +5,16 @@ import inspect
 import numpy as np
 import pandas as pd
 import pytest
+from grids import each
 
 from dmlstudy import claims
 from dmlstudy.claims import Effect, evaluate_claims, read_ledger, verdict_of
 from dmlstudy.methods import METHODS
 from dmlstudy.records import outputs
 
-LEDGER = {claim["id"]: claim for claim in read_ledger()}
+
+def ledger() -> dict[str, dict]:
+    return {claim["id"]: claim for claim in read_ledger()}
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +22,8 @@ def committed() -> pd.DataFrame:
     return pd.read_csv(outputs() / "claims.csv")
 
 
-@pytest.mark.parametrize("claim", LEDGER.values(), ids=LEDGER)
-def test_a_claim_can_be_asked(claim):
+@each("name, claim", ledger)
+def test_a_claim_can_be_asked(name, claim):
     """Its test exists and takes its arguments, its methods exist, and a direction has a size that matters."""
     asked = inspect.signature(getattr(claims, claim["test"]))
     asked.bind(None, **claim["args"])
@@ -33,12 +36,12 @@ def test_a_claim_can_be_asked(claim):
 
 def test_every_verdict_follows_from_its_interval(committed):
     """By the words of the rule, written out again."""
-    assert {*committed["id"]} == {*LEDGER} and len(committed) > 100
+    assert {*committed["id"]} == {*ledger()} and len(committed) > 100
     for row in committed.itertuples():
         if row.verdict == "not asked":
             assert np.isnan(row.effect)
             continue
-        null, t = LEDGER[row.id]["null"], row.threshold
+        null, t = ledger()[row.id]["null"], row.threshold
         turn = -1 if row.direction == "-" else 1
         value = turn * (row.effect - null)
         low, high = sorted((turn * (row.low - null), turn * (row.high - null)))
@@ -64,5 +67,5 @@ def test_a_wider_interval_never_says_more():
 
 def test_where_no_runs_are_nothing_is_asked():
     runs = pd.DataFrame({"dataset": ["glyphs_fine"], "main": [True], "method": ["Softmax"], "seed": [0]})
-    table = evaluate_claims(runs.assign(**{"recall@1": 0.5}), [LEDGER["R3a"]])
+    table = evaluate_claims(runs.assign(**{"recall@1": 0.5}), [ledger()["R3a"]])
     assert table["verdict"].tolist() == ["not asked"]

@@ -5,11 +5,13 @@ import statistics
 import subprocess
 from collections import Counter
 from dataclasses import asdict, replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from grids import Recipes
 from scipy import stats
 
 from dmlstudy.cli import main
@@ -21,7 +23,6 @@ from dmlstudy.study import all_runs, chosen_by_search, jobs_of, run_of
 from dmlstudy.verdicts import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[2]
-LEDGER = read_ledger()
 # version -> its table in outputs/tables
 TABLES = {2: "ledger", 3: "tuned", 4: "reality", 5: "sec_sign", 6: "factors", 7: "other_sets", 8: "last_step"}
 TABLES |= {9: "other_sets_rates", 10: "reality_sets", 11: "added", 12: "reality_sets", 13: "rendered"}
@@ -30,19 +31,33 @@ TABLES |= {19: "photos_rows"}
 
 
 def records_of(version: int) -> list[dict]:
-    file = ROOT / f"outputs/records/{read_ledger(version)['profile']}.jsonl"
-    return [json.loads(line) for line in file.open(encoding="utf-8")]
+    """The records that a ledger asks about; its profile may have others, too."""
+    profile = read_ledger(version)["profile"]
+    file = ROOT / f"outputs/records/{profile}.jsonl"
+    found = [json.loads(line) for line in file.open(encoding="utf-8")]
+    if version not in (13, 19):
+        return found
+    keys = {run.key() for run in all_runs(jobs_of(profile, ["objectives", "sec_main"]))}
+    if version == 19:
+        return [r for r in found if r["key"] in keys]
+    keys -= seen()
+    return [*RECORDS[9], *(r for r in found if r["key"] in keys)]
 
 
-RECORDS = {version: records_of(version) for version in TABLES}
-ASKED = {run.key() for run in all_runs(jobs_of("glyphs", ["objectives", "sec_main"]))}  # the profile has others, too
-SEEN = {r["key"] for r in RECORDS[9]}  # of the draws that ledger 13 asks about, and trained before it
-PLAIN = {run.key() for run in all_runs(jobs_of("photos", ["objectives", "sec_main"]))}
-RECORDS[19] = [r for r in RECORDS[19] if r["key"] in PLAIN]
-RECORDS[13] = [*RECORDS[9], *(r for r in RECORDS[13] if r["key"] in ASKED - SEEN)]
+@cache
+def seen() -> set[str]:
+    """Keys of the replicates that ledger 13 asks about, and that were trained before it."""
+    return {r["key"] for r in RECORDS[9]}
+
+
+RECORDS = Recipes({version: partial(records_of, version) for version in TABLES})  # read when first asked for
+LEDGER = Recipes({2: read_ledger})
 
 
 def git(*words: str) -> subprocess.CompletedProcess:
+    """Ask the history; claims and records are compared by their commits, so all of it must be here."""
+    shallow = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"], capture_output=True)
+    assert shallow.stdout.strip() != b"true", "these tests need the whole history: git fetch --unshallow"
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
 
 
@@ -81,7 +96,7 @@ def git(*words: str) -> subprocess.CompletedProcess:
 )
 def test_the_ledger_was_there_before_its_records(version, file):
     """Each record is of clean, committed code that held the file as it is now, and of a replicate that was new."""
-    file, records = f"dmlstudy/assets/{file}", [r for r in RECORDS[version] if version != 13 or r["key"] not in SEEN]
+    file, records = f"dmlstudy/assets/{file}", [r for r in RECORDS[version] if version != 13 or r["key"] not in seen()]
     assert records and all(r["run"]["replicate"] >= 10 for r in records)
     commits = {r["made"]["git"] for r in records}
     assert all(commit and not commit.endswith("+") for commit in commits), "made from code that was not committed"
@@ -491,7 +506,7 @@ STUDIES, DRAWS = 100, 10
 
 def written(folder: Path, methods: list[str], values: dict) -> pd.DataFrame:
     """The values of runs that were written as record lines, and read back; values: metric -> (replicates, methods)."""
-    run = asdict(run_of(LEDGER["profile"], LEDGER["dataset"], methods[0]))
+    run = asdict(run_of(LEDGER[2]["profile"], LEDGER[2]["dataset"], methods[0]))
     with (folder / "records.jsonl").open("w") as file:
         for r in range(STUDIES * DRAWS):
             for j, method in enumerate(methods):
@@ -499,7 +514,7 @@ def written(folder: Path, methods: list[str], values: dict) -> pd.DataFrame:
                 record = {"key": f"{r:06}{j:06}", "run": run | {"method": method, "replicate": r, "seed": r}}
                 record |= {"curves": {part: {"step": [0, 1]} | found for part, found in curves.items()}}
                 file.write(json.dumps(record) + "\n")
-    return tidy(LEDGER["profile"], map(json.loads, (folder / "records.jsonl").open()))
+    return tidy(LEDGER[2]["profile"], map(json.loads, (folder / "records.jsonl").open()))
 
 
 def shares(question: dict, values: pd.DataFrame) -> pd.DataFrame:
@@ -508,7 +523,7 @@ def shares(question: dict, values: pd.DataFrame) -> pd.DataFrame:
     studies, found = few.groupby(few["replicate"] // DRAWS), {}
     for metric in PLANTED:
         q = question | {"metric": metric, "printed": None}
-        said = [judge(q, own, LEDGER["cap"])["verdict"] for _, own in studies]
+        said = [judge(q, own, LEDGER[2]["cap"])["verdict"] for _, own in studies]
         found[metric] = pd.Series(said).value_counts(normalize=True)
     return pd.DataFrame(found).T.reindex(columns=VERDICTS).fillna(0)
 
@@ -524,11 +539,12 @@ def errors_are_as_declared(found: pd.DataFrame, half: float = 0.0377 / 2) -> Non
     assert none["negligible"] > 0.9  # the noise leaves room for a verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["mean", "every"])
 def test_planted_gains_get_their_verdicts_from_records_on(over, tmp_path):
     """None, half the size of interest, the size, twice: record lines, tidy values, verdicts."""
     rng = np.random.default_rng(7)
-    question = next(q for q in asked(LEDGER) if q["id"] == "Z2" and q["of"] == over)
+    question = next(q for q in asked(LEDGER[2]) if q["id"] == "Z2" and q["of"] == over)
     methods = [method for pair in question["rows"] for method in pair]  # with SEC, without
     found = {}
     for metric, sizes in PLANTED.items():
@@ -539,9 +555,10 @@ def test_planted_gains_get_their_verdicts_from_records_on(over, tmp_path):
     errors_are_as_declared(shares(question, written(tmp_path, methods, values)))
 
 
+@pytest.mark.slow
 def test_planted_correlations_get_their_verdicts_from_records_on(tmp_path):
     rng = np.random.default_rng(8)
-    question = next(q for q in asked(LEDGER) if q["id"] == "W5")
+    question = next(q for q in asked(LEDGER[2]) if q["id"] == "W5")
     methods, shape = _rows(question), (STUDIES * DRAWS, len(_rows(question)))
     decay = rng.normal(size=shape)
     decay = (decay - decay.mean(1, keepdims=True)) / decay.std(1, keepdims=True)
@@ -557,7 +574,7 @@ def test_planted_correlations_get_their_verdicts_from_records_on(tmp_path):
 
 
 def test_a_replicate_that_lacks_a_run_ends_the_count():
-    question = next(q for q in asked(LEDGER) if q["id"] == "Z2" and q["of"] == "T")
+    question = next(q for q in asked(LEDGER[2]) if q["id"] == "Z2" and q["of"] == "T")
     rows = [(r, m, "recall@1", "last", 0.5, "") for r in range(10, 18) for m in ("T", "T + SEC")]
     names = ["replicate", "method", "metric", "selection", "value", "setting"]
     table = pd.DataFrame(rows, columns=names)

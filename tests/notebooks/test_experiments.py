@@ -7,9 +7,8 @@ import json
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
-from papermill import execute_notebook
+from grids import each
 
 from dmlstudy.batch import history
 from dmlstudy.core import Run, make_run
@@ -34,15 +33,18 @@ def annotated(source: str) -> dict[str, tuple]:
     return out
 
 
-FIELDS = annotated("".join(inspect.getsource(part) for part in reversed(Run.__mro__[:-1])))
+def fields() -> dict[str, tuple]:
+    return annotated("".join(inspect.getsource(part) for part in reversed(Run.__mro__[:-1])))
 
 
 def test_fields_are_read_rightly():
-    assert {n: default for n, (_, default, _) in FIELDS.items()} == {f.name: f.default for f in dataclasses.fields(Run)}
+    assert {n: default for n, (_, default, _) in fields().items()} == {
+        f.name: f.default for f in dataclasses.fields(Run)
+    }
 
 
 def test_single_has_every_field_of_a_run():
-    assert parameters(ROOT / "nbs" / "experiments" / "single.ipynb") == FIELDS
+    assert parameters(ROOT / "nbs" / "experiments" / "single.ipynb") == fields()
 
 
 def test_every_experiment_is_asked_by_a_question():
@@ -56,8 +58,8 @@ def test_every_experiment_is_asked_by_a_question():
     assert all(experiment in PROFILES[name].experiments for name, experiment in named)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_question_asks_for_what_it_reads(path):
+@each("name, path", {p.stem: p for p in NOTEBOOKS})
+def test_a_question_asks_for_what_it_reads(name, path):
     """Its first cell asks in its own name, and each sweep that it reads is among what is asked."""
     code = "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code")
     asks = QUESTIONS.get(path.stem, [])
@@ -66,8 +68,12 @@ def test_a_question_asks_for_what_it_reads(path):
     assert {*re.findall(r'experiment_records\("(\w+)"', code)} <= asked
 
 
+@pytest.mark.slow
 def test_papermill_runs_a_question(tmp_path, monkeypatch):
     """What is missing is trained, merged into the profile's records, and drawn; the second time nothing is trained."""
+    import nbformat
+    from papermill import execute_notebook
+
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     source, target = ROOT / "nbs" / "experiments" / "roth_table2.ipynb", tmp_path / "out.ipynb"
     given = {"profile": "drill", "seeds": 1, "methods": "Softmax; Contrastive (D)"}
@@ -81,7 +87,10 @@ def test_papermill_runs_a_question(tmp_path, monkeypatch):
     assert "Softmax" in (tmp_path / "outputs/drill/tables/roth_table2.md").read_text()
 
 
+@pytest.mark.slow
 def test_papermill_runs_single(tmp_path, monkeypatch):
+    from papermill import execute_notebook
+
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     fields = {"dataset": "glyphs_many", "method": "Triplet (S)", "steps": 4, "eval_every": 2, "lr": 1e-3}
     source, said = ROOT / "nbs" / "experiments" / "single.ipynb", {"kernel_name": "python3", "progress_bar": False}

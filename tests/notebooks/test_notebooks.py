@@ -6,17 +6,18 @@ import re
 import statistics
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
-import nbformat
-import pytest
-from same import alike, text
+from grids import each
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+BY_NAME = {p.stem: p for p in NOTEBOOKS}
 PARAMETRISED = [p for p in NOTEBOOKS if p.parent.name == "experiments"]
 
 
+@cache
 def cells(path: Path) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
@@ -25,8 +26,10 @@ def source(cell: dict) -> str:
     return "".join(cell["source"])
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_is_sound(path):
+@each("name, path", BY_NAME)
+def test_notebook_is_sound(name, path):
+    import nbformat
+
     nbformat.validate(nbformat.read(path, as_version=4))
     found = cells(path)
     ids = Counter(cell["id"] for cell in found)
@@ -40,8 +43,8 @@ def test_notebook_is_sound(path):
 PASSING = re.compile(r"(?<![\w.:/])/(tmp|home|root|Users|var|mnt|opt|srv|private|work\w*)/|\r|\d%\|")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_what_is_kept_is_of_no_machine_and_no_moment(path):
+@each("name, path", BY_NAME)
+def test_what_is_kept_is_of_no_machine_and_no_moment(name, path):
     for cell in cells(path):
         for output in cell.get("outputs", []):
             shown = output.get("data", {"text/plain": output.get("text", "")})
@@ -53,6 +56,8 @@ def test_what_is_kept_is_of_no_machine_and_no_moment(path):
 
 def test_outputs_are_the_same_up_to_rounding():
     """By tools/same.py: words and counts as they are, numbers within two in a hundred or one of the last decimal."""
+    from same import alike, text
+
     for now in ("loss 5.05, 12 of -0.3", "loss  5.06,\n12 of -0.4"):
         assert alike("loss 5.05, 12 of -0.3", " ".join(now.split()))
     for now in ("loss 5.25, 12 of -0.3", "loss 5.05, 13 of -0.3", "loss 5.05, 12 of 0.3", "sum 5.05, 12 of -0.3"):
@@ -63,8 +68,8 @@ def test_outputs_are_the_same_up_to_rounding():
     assert text({"outputs": shown}) == "a 5.05"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_opens_with_title_and_subtitle(path):
+@each("name, path", BY_NAME)
+def test_notebook_opens_with_title_and_subtitle(name, path):
     first = source(cells(path)[0])
     assert re.match(r"# .+\n> .+", first), f"{path.name} begins with {first[:60]!r}"
 
@@ -111,8 +116,8 @@ def n_lines(text: str) -> int:
     return sum(bool(line.strip()) for line in text.split("\n"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_can_be_read_in_one_go(path):
+@each("name, path", BY_NAME)
+def test_notebook_can_be_read_in_one_go(name, path):
     exported, others = code_of(path)
     assert len(exported) + len(others) <= 45, "more than 45 code cells: two notebooks would do"
     long = {s.split("(")[0].split("\n")[0]: n for s in exported if (n := n_lines(s)) > LONGEST}
@@ -124,8 +129,8 @@ def test_exported_cells_are_short():
     assert statistics.median(lengths) <= MEDIAN
 
 
-@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if code_of(p)[0]], ids=lambda p: p.stem)
-def test_public_names_are_shown_in_their_notebook(path):
+@each("name, path", lambda: {p.stem: p for p in NOTEBOOKS if code_of(p)[0]})
+def test_public_names_are_shown_in_their_notebook(name, path):
     """In a cell that a reader sees used, or the name begins with an underscore."""
     exported, others = code_of(path)
     (module,) = re.findall(r"^#\|\s*default_exp (\S+)", "\n".join(others), re.M)
@@ -145,8 +150,8 @@ def test_library_is_short():
     assert sum(n_lines(HEADERS.sub("", ARGUMENTS.sub("", p.read_text(encoding="utf-8")))) for p in modules) <= LIBRARY
 
 
-@pytest.mark.parametrize("path", PARAMETRISED, ids=lambda p: p.stem)
-def test_one_parameters_cell(path):
+@each("name, path", {p.stem: p for p in PARAMETRISED})
+def test_one_parameters_cell(name, path):
     tagged = [c for c in cells(path) if "parameters" in c["metadata"].get("tags", [])]
     assert len(tagged) == 1
     assert not any(re.match(r"#\|\s*export", source(c)) for c in cells(path)), "experiments export nothing"

@@ -3,24 +3,26 @@
 import ast
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from papermill import execute_notebook
+from grids import each
 
 from dmlstudy.core import asset
 from dmlstudy.methods import METHODS
-from dmlstudy.records import batch_file, folder_of
+from dmlstudy.records import folder_of, recorded_keys
 from dmlstudy.report import DRAWN
 from dmlstudy.stats import t_interval
-from dmlstudy.study import PROFILES, methods_of
+from dmlstudy.study import PROFILES, all_runs, jobs_of, methods_of
 from dmlstudy.tables import experiment_records, sampler_name, study_records
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = folder_of("tables", "glyphs").parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs" / "experiments").glob("*.ipynb") if p.stem != "single")
+DRAWING = {p.stem: p for p in NOTEBOOKS}
 STEMS = {
     *(f"roth_table{i}" for i in range(1, 10)),
     *(f"roth_fig{i}" for i in range(1, 13)),
@@ -43,7 +45,13 @@ BESIDE = {"omniglot_few": ["omniglot_all"]}  # tables that stand in a notebook b
 SWEEPS = {"roth_samplers": "samplers", "roth_fig3": "samplers", "roth_fig7": "switch"}
 SWEEPS |= {"roth_corrections": "corrections", "sec_main": "sec_main", "roth_memorization": "memorization"}
 SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup", "sec_grid": "sec_grid", "sec_why": "sec_why"}
-SWEEPS |= {"sec_table2": "sec_weights", "sec_table5": "sec_heads", "sec_fig1": "sec_norms", "sec_fig2": "sec_norms"}
+SWEEPS |= {
+    "sec_table4": "sec_main",
+    "sec_table2": "sec_weights",
+    "sec_table5": "sec_heads",
+    "sec_fig1": "sec_norms",
+    "sec_fig2": "sec_norms",
+}
 SWEEPS |= {"sec_optimizers": "sec_optimizers", "sec_table1": "simclr", "sec_attributes": "sec_norms"}
 
 
@@ -83,19 +91,36 @@ def stems(path: Path) -> list[str]:
     return MADE.get(path.stem, [path.stem]) + BESIDE.get(path.stem, [])
 
 
+@cache
+def recorded() -> set[str]:
+    return recorded_keys()
+
+
+@cache
+def found(experiment: str) -> tuple:
+    return experiment_records(experiment, "glyphs")
+
+
+@cache
+def every() -> tuple:
+    return study_records("glyphs")
+
+
 def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
     if path.stem in ("papers", "protocol", "roth_toys", "search"):
         return True
-    if path.stem == "sec_table4":
-        return batch_file("glyphs").is_file() and bool(study_records("glyphs", ["TML"])[0])
-    return batch_file("glyphs").is_file() and bool(experiment_records(SWEEPS.get(path.stem, "objectives"), "glyphs")[0])
+    methods = ["TML"] if path.stem == "sec_table4" else []
+    asked = all_runs(jobs_of("glyphs", [SWEEPS.get(path.stem, "objectives")], methods=methods))
+    return bool({run.key() for run in asked} & recorded())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("toy", ["diagonal", "crossed"])
 def test_toys_are_trained_again_to_about_the_same(toy, tmp_path, monkeypatch):
     """Their rounding differs between processors, and grows: means over seeds are compared, with their intervals."""
+    from papermill import execute_notebook
+
     monkeypatch.setenv("DMLSTUDY_OUTPUTS", str(tmp_path))
     execute_notebook(ROOT / "nbs/experiments/roth_toys.ipynb", None, {"toy": toy}, progress_bar=False)
     read = lambda folder: json.loads((folder / "records" / f"roth_toys_{toy}.json").read_text())["values"]
@@ -113,8 +138,8 @@ def test_stems():
     assert all(len(DRAWN[name]) == len(made) for name, made in MADE.items() if name != "roth_samplers")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_paper_notebooks_read_records_only(path):
+@each("name, path", DRAWING)
+def test_paper_notebooks_read_records_only(name, path):
     text = source(path)
     for room in ("train", "losses", "models", "miners", "batch"):
         on_the_spot = (("sec_theory", "losses"),)
@@ -122,10 +147,10 @@ def test_paper_notebooks_read_records_only(path):
     assert "import torch" not in text or path.stem in ("sec_theory", "roth_toys")  # trained on the spot
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_outputs_stand_beside(path):
+@each("name, path", DRAWING)
+def test_outputs_stand_beside(name, path):
     if not drawn(path):
-        pytest.skip("no records yet")
+        return  # no records yet
     for stem in stems(path):
         table, figure = OUTPUTS / "tables" / stem, OUTPUTS / "figures" / stem
         if table.with_suffix(".md").exists():
@@ -138,15 +163,15 @@ def test_outputs_stand_beside(path):
         assert any(c.isdigit() for c in said) and "nan" not in said.split()
 
 
-@pytest.mark.parametrize("file", sorted((OUTPUTS / "answers").glob("*.md")), ids=lambda p: p.stem)
-def test_answers_are_sentences(file):
+@each("name, file", lambda: {p.stem: p for p in (OUTPUTS / "answers").glob("*.md")})
+def test_answers_are_sentences(name, file):
     said = file.read_text().strip()
     assert 8 <= len(said.split()) <= 40 and said[0].isalnum() and said.endswith(".")
     assert len(re.split(r"(?<=\.)\s+(?=[A-Z])", said)) <= 2
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_an_answer_has_a_condition_that_may_fail(path):
+@each("name, path", DRAWING)
+def test_an_answer_has_a_condition_that_may_fail(name, path):
     """It is computed, and so are the numbers: no literal stands in their place."""
     cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
     code = ast.parse("\n".join("".join(c["source"]) for c in cells))
@@ -158,17 +183,17 @@ def test_an_answer_has_a_condition_that_may_fail(path):
         assert not any(isinstance(k.value, ast.Constant) for k in call.keywords)
 
 
-@pytest.mark.parametrize("file", sorted((OUTPUTS / "tables").glob("*.md")), ids=lambda p: p.stem)
-def test_tables_fit_on_a_page(file):
+@each("name, file", lambda: {p.stem: p for p in (OUTPUTS / "tables").glob("*.md")})
+def test_tables_fit_on_a_page(name, file):
     heads = re.findall(r"^\|(.*)\|\n\| --- ", file.read_text(), re.MULTILINE)
     assert heads and max(len(head.split(" | ")) for head in heads) <= 10
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebooks_show_what_they_made(path):
+@each("name, path", DRAWING)
+def test_notebooks_show_what_they_made(name, path):
     """A reader sees the table or figure without running anything."""
     if not drawn(path):
-        pytest.skip("no records yet")
+        return  # no records yet
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     kinds = {kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {})}
     assert cells[-1]["outputs"] and kinds & {"text/markdown", "text/html", "image/png"}
@@ -189,10 +214,10 @@ def reference(stem: str) -> tuple[str, set]:
     return "method", {*table.loc[table["dataset"] == {5: "cars196", 6: "sop"}.get(number, "cub200"), "method"]}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_rows_of_the_paper(path):
+@each("name, path", DRAWING)
+def test_rows_of_the_paper(name, path):
     if "roth_table" not in "".join(stems(path)) or not drawn(path):
-        pytest.skip("no table of Roth et al., or no records yet")
+        return  # no table of Roth et al., or no records yet
     for stem in stems(path):
         column, rows = reference(stem)
         place = int(stem.removeprefix("roth_table")) - 4  # Tables 4 to 6 are of one data set each, 7 to 9 of samplers
@@ -202,13 +227,13 @@ def test_rows_of_the_paper(path):
         assert asked <= {*pd.read_csv(OUTPUTS / "tables" / f"{stem}.csv")[column]}, stem
 
 
-@pytest.mark.parametrize("stem", ["roth_table2", *MADE["roth_details"], *MADE["roth_samplers"], "sec_main"])
+@each("stem", ["roth_table2", *MADE["roth_details"], *MADE["roth_samplers"], "sec_main"])
 def test_numbers_are_those_of_the_records(stem):
     """A table's means, against the records without the code of tables between."""
     sampled = stem in MADE["roth_samplers"]
     if not drawn(Path("roth_samplers" if sampled else "roth_table2")):
-        pytest.skip("no records yet")
-    records, results = experiment_records("samplers", "glyphs") if sampled else study_records("glyphs")
+        return  # no records yet
+    records, results = found("samplers") if sampled else every()
     if stem in ("roth_table2", "sec_main"):
         results = pd.concat([study_records("omniglot_confirm")[1], results])
     if sampled:

@@ -5,14 +5,17 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+from grids import each
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = sorted((ROOT / "dmlstudy").rglob("*.py"))
 
 
+@cache
 def numbers() -> dict[str, int]:
     """Module -> number of its notebook."""
     out = {}
@@ -36,25 +39,27 @@ def imported(path: Path) -> list[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             base += (node.module or "").removeprefix("dmlstudy" if not node.level else "").strip(".").split(".")
             names = [".".join([*filter(None, base), alias.name]) for alias in node.names]
-            out += [name if name in NUMBERS else ".".join(filter(None, base)) for name in names]
+            out += [name if name in numbers() else ".".join(filter(None, base)) for name in names]
     return out
 
 
-NUMBERS = numbers()
-MODULES = [p for p in LIBRARY if module_of(p) in NUMBERS]
+def modules() -> dict[str, Path]:
+    return {module_of(p): p for p in LIBRARY if module_of(p) in numbers()}
+
+
 WINGS = {"folds", "comparison", "kept", "serve"}  # your own images, beside the study
 
 
 def test_every_module_has_a_notebook():
-    orphans = {module_of(p) for p in LIBRARY} - NUMBERS.keys() - {"", "_modidx", "__init__"}
+    orphans = {module_of(p) for p in LIBRARY} - numbers().keys() - {"", "_modidx", "__init__"}
     empty = {m for m in orphans if not (ROOT / "dmlstudy" / Path(*m.split(".")) / "__init__.py").read_text().strip()}
     assert orphans == empty
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_of)
-def test_imports_go_downhill(path):
-    own = NUMBERS[module_of(path)]
-    uphill = {m: NUMBERS[m] for m in imported(path) if m in NUMBERS and NUMBERS[m] >= own}
+@each("name, path", modules)
+def test_imports_go_downhill(name, path):
+    own = numbers()[module_of(path)]
+    uphill = {m: numbers()[m] for m in imported(path) if m in numbers() and numbers()[m] >= own}
     assert not uphill, f"{module_of(path)} ({own}) imports {uphill}"
     assert module_of(path) in WINGS | {"cli"} or not WINGS & {*imported(path)}, "only the command imports a wing"
 
@@ -69,8 +74,8 @@ DRAWS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "no
 FILLS = {"uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_of)
-def test_nothing_draws_from_a_global_generator(path):
+@each("name, path", modules)
+def test_nothing_draws_from_a_global_generator(name, path):
     source = path.read_text()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -96,8 +101,9 @@ def test_reading_records_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.slow
 def test_every_module_imports_alone():
-    names = ["dmlstudy." + module_of(p) if module_of(p) else "dmlstudy" for p in MODULES]
+    names = ["dmlstudy." + module_of(p) if module_of(p) else "dmlstudy" for p in modules().values()]
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
     assert subprocess.run([sys.executable, "-c", code, *reversed(names)], cwd=ROOT).returncode == 0
 

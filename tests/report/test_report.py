@@ -11,7 +11,6 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 
 import matplotlib.pyplot as plt
-import nbformat
 import pandas as pd
 import psutil
 import pytest
@@ -124,6 +123,7 @@ def test_the_page_of_the_study_can_be_sent():
     assert f"<p>{total} runs on" in text
 
 
+@pytest.mark.slow
 def test_the_report_of_the_study_says_what_its_pages_say(monkeypatch):
     """All but the pictures, which are drawn again by the slow tests: a page, a table or an answer may have changed."""
     made, plain = [], lambda text: re.sub(r'src="data:[^"]*"', "", text)
@@ -178,6 +178,7 @@ def test_no_records(tmp_path, monkeypatch):
         report.write_report("smok")
 
 
+@pytest.mark.slow
 def test_nothing_to_draw_is_said(tmp_path, monkeypatch):
     """Figure 1 leaves the pre-trained network out; with that alone there are no bars."""
     run, curve = run_of("smoke", "glyphs_fine", "ImageNet"), {"step": [0], "recall@1": [0.4]}
@@ -214,6 +215,7 @@ onload = () => {
 </script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 def test_in_a_browser(page, width, tmp_path):
     """Every stem is there, every image loads, and the page is not wider than the screen."""
@@ -243,8 +245,11 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_killed_while_it_draws(tmp_path, monkeypatch):
     """Nothing is left in the temporary folder, and what is left beside the outputs goes with the next batch."""
+    import nbformat
+
     cells = [nbformat.v4.new_code_cell("", metadata={"tags": ["parameters"]})]
     code = "import os, time\nfrom pathlib import Path\nPath('drawing').write_text(str(os.getpid()))\ntime.sleep(99)"
     kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
@@ -267,7 +272,10 @@ def test_killed_while_it_draws(tmp_path, monkeypatch):
     assert not psutil.pid_exists(worker) and not [*(tmp_path / "temporary").iterdir()]
 
 
+@pytest.mark.slow
 def test_a_notebook_that_takes_its_process_along_is_named_and_the_others_are_drawn(tmp_path, monkeypatch):
+    import nbformat
+
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
     for name, code in (("dies", "import os\nos._exit(3)"), ("fails", "print('a')\n{}['b']"), ("works", "6 * 7")):

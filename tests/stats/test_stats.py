@@ -76,6 +76,7 @@ def at_start(**fields):
     return start(run, Feed(run, splits_of(run), torch.device("cpu")), torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_the_kept_weights_are_those_of_the_best_validation_step():
     state, hook, weights = at_start(method="Softmax"), _Best(), {}
     hook.begin(state)

@@ -125,6 +125,7 @@ def test_a_run_with_images_left_out_is_not_gone_on_with(birds, tmp_path):
     assert content(again) == content(fresh) and "skipped_images" not in again["made"]
 
 
+@pytest.mark.slow
 def test_a_run_with_other_images_of_the_same_number_is_not_gone_on_with(birds, tmp_path):
     run, folder = make_run(BIRDS), tmp_path / "run"
     stopped(run, folder)
@@ -237,6 +238,7 @@ def test_weights_that_are_no_numbers_are_named(birds, tmp_path):
         train.fit(make_run(BIRDS, weights=str(tmp_path / "weights.pth")), device="cpu", workers=0)
 
 
+@pytest.mark.slow
 def test_embeddings_that_are_no_numbers_are_named(birds, tmp_path):
     with pytest.raises(FloatingPointError, match="the embeddings of train and test are not finite: a smaller lr"):
         train.fit(make_run(BIRDS, lr=1e30), "cpu", tmp_path, workers=0)
