@@ -421,10 +421,9 @@ class BatchProgress:
         "How far the batch is, and how long it may still take"
         spent, done = time.perf_counter() - self.began, [run for run in self.wanted if run not in self.left]
         pace = spent / max(sum(map(self.seconds, done)), 1e-9) if done else 1 / self.workers
-        ahead = pace * sum(map(self.seconds, self.left))
-        left = f"{duration(ahead)} to go" + f", {duration(ahead + self.later)} in all" * (self.later > 0)
-        failed, n = f", {self.failed} failed" * (self.failed > 0), len(self.wanted)
-        return f"{len(done)} of {n} runs{failed} after {duration(spent)}, about {left}"
+        ahead, failed = pace * sum(map(self.seconds, self.left)), f", {self.failed} failed" * (self.failed > 0)
+        more = f", about {duration(ahead)} to go" + f", {duration(ahead + self.later)} in all" * (self.later > 0)
+        return f"{len(done)} of {len(self.wanted)} runs{failed} after {duration(spent)}{more}"
 
     def show(self) -> None:
         "Report, if it is time"

@@ -96,7 +96,7 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
         if sampled:
             out[curve]["recall@1"] = _sampled_recall(f[part], feed.labels[part], state.run.train_queries, on_sphere)
     if feed.groups is not None and "test" in out:
-        names = ("recall@1", "map@r", f"precision@{SHOWN}")
+        groups, names = feed.groups.to(f["test"].device), ("recall@1", "map@r", f"precision@{SHOWN}")
         out["apart"] = evaluate_apart(
             f["test"], feed.labels["test"], feed.groups.to(f["test"].device), names, on_sphere
         )
