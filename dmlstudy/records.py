@@ -17,7 +17,6 @@ import io
 import itertools
 import json
 import os
-import platform
 import re
 import time
 import warnings
@@ -87,8 +86,8 @@ class StaleRecord(ValueError):
     "A record that answers another question than the one asked"
 
 
-class DamagedRecords(UserWarning):
-    "Lines in a file of records that are none, or that contradict each other"
+class DamagedRecords(ValueError):
+    "A line in a file of records that is no record, or that contradicts another"
 
 
 def run_folder(run: Run) -> Path:  # may not exist yet
@@ -191,19 +190,36 @@ def custom_file(profile: str) -> Path:
 _KEY = re.compile(rb'"key"\s*:\s*"([^"\\]+)"')
 
 
+def _damaged(file: Path, number: int, why: str) -> DamagedRecords:
+    remedy = f"git checkout -- {file} restores what is committed, and runs of this machine are then added again"
+    return DamagedRecords(f"{file}, line {number}: {why}. Nothing was written; {remedy}")
+
+
 @functools.lru_cache(maxsize=128)
-def _lines(file: Path, state: tuple) -> tuple[list[bytes], dict[bytes, int]]:
-    "The lines of a file of records, and key -> number of its last sound one; `state` is another when the file is"
-    lines, last = file.read_bytes().split(b"\n"), {}
-    for number, line in enumerate(lines):
-        if (found := _KEY.search(line)) and (found[1] not in last or _read(line)[0]):
-            last[found[1]] = number
-    return lines, last
+def _lines(file: Path, state: tuple) -> dict[str, tuple[int, bytes]]:  # key -> number of its line, from 1, and the line
+    "The lines of a file of records; `state` is another when the file is"
+    lines = {}
+    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+        if not (line := line.rstrip()):
+            continue
+        if not (found := _KEY.search(line)):
+            raise _damaged(file, number, _read(line)[1] or "it has no key")
+        first = lines.setdefault(found[1].decode(), (number, line))
+        if first[1] != line:
+            raise _damaged(file, number, f"line {first[0]} has another record with its key")
+    return lines
 
 
-def _known(file: Path) -> tuple[list[bytes], dict[bytes, int]]:
+def _known(file: Path) -> dict[str, tuple[int, bytes]]:
     state = file.stat()
     return _lines(file, (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+def _record(file: Path, number: int, line: bytes) -> dict:
+    record, why = _read(line)
+    if why:
+        raise _damaged(file, number, why)
+    return record
 
 
 def record_files() -> list[Path]:
@@ -213,43 +229,15 @@ def record_files() -> list[Path]:
 
 def file_of(key: str) -> Path | None:  # None: no file has it
     "The first file of records that holds a run"
-    return next((file for file in record_files() if key.encode() in _known(file)[1]), None)
+    return next((file for file in record_files() if key in _known(file)), None)
 
 # %% ../nbs/85_records.ipynb #79a1010e
-def _sound(file: Path, damaged: list[tuple[int, str]]) -> Iterator[tuple[int, dict]]:
-    "Number of the line and record, each once; lines that are none, or do not count, are added with the reason"
-    lines, last = _known(file)
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        record, why = _read(line)
-        if record and (other := last[record["key"].encode()]) != number:
-            record, twin = None, _read(lines[other])[0] == record
-            why = None if twin else f"line {other + 1} has another record with its key, and counts"
-        if record:
-            yield number, record
-        elif why:
-            damaged.append((number, why))
-
-
-def _tell(file: Path, damaged: Sequence[tuple[int, str]]) -> None:
-    if damaged:
-        number, why = damaged[0]
-        more = f" (and {len(damaged) - 1} more lines)" if len(damaged) > 1 else ""
-        remedy = "Such lines count as missing; dmlstudy run sets them aside and makes these runs again"
-        warnings.warn(f"{file}, line {number + 1}{more}: {why}. {remedy}", DamagedRecords, stacklevel=3)
-
-
 def committed_record(key: str) -> tuple[dict, str] | tuple[None, None]:  # with file and line
     "A record that stands in a file of records"
-    for file in record_files():
-        lines, last = _known(file)
-        if (number := last.get(key.encode())) is not None:
-            record, why = _read(lines[number])
-            if record:
-                return record, f"{file}, line {number + 1}"
-            _tell(file, [(number, why)])
-    return None, None
+    if (file := file_of(key)) is None:
+        return None, None
+    number, line = _known(file)[key]
+    return _record(file, number, line), f"{file}, line {number}"
 
 # %% ../nbs/85_records.ipynb #79a1010f
 def load_record(run: Run) -> dict | None:  # None if there is none
@@ -263,27 +251,26 @@ def load_record(run: Run) -> dict | None:  # None if there is none
 def recorded(run: Run | str) -> bool:  # without a look at whether it is the right one, which `load_record` takes
     "Is the run, or that of a key, finished?"
     key = run if isinstance(run, str) else run.key()
-    return own_record(outputs() / "runs" / key) is not None or committed_record(key)[0] is not None
+    return own_record(outputs() / "runs" / key) is not None or file_of(key) is not None
 
 
 def recorded_keys() -> set[str]:
     "The keys of all finished runs, for those who ask for many"
     own = {folder.name for folder in (outputs() / "runs").glob("*") if own_record(folder)}
-    return own.union(*({record["key"] for _, record in _sound(file, [])} for file in record_files()))
+    return own.union(*map(_known, record_files()))
 
 # %% ../nbs/85_records.ipynb #6b44725d
 @contextmanager
 def _held(file: Path, out: Callable[[str], None]) -> Iterator[None]:
-    "Hold the lock of a file; a wait says for whom, and since when"
+    "Hold the lock of a file; a wait is said"
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock, who = FileLock(file.with_name(f".{file.name}.lock")), file.with_name(f".{file.name}.holder")
+    lock = FileLock(file.with_name(f".{file.name}.lock"))
     try:
         lock.acquire(timeout=3)
     except Timeout:
-        out(f"waiting for {file}: {who.read_text() if who.exists() else 'another process'} is writing it")
+        out(f"waiting for {file}: another process is writing it")
         lock.acquire()
     try:
-        who.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%dT%H:%M:%S%z')}")
         yield
     finally:
         lock.release()
@@ -291,7 +278,7 @@ def _held(file: Path, out: Callable[[str], None]) -> Iterator[None]:
 
 def _keep_aside(file: Path, lines: Sequence[bytes]) -> str:  # its name
     "Keep lines in a file of their own, beside the one they leave"
-    text = b"".join(line.rstrip(b"\r") + b"\n" for line in lines)
+    text = b"".join(line + b"\n" for line in lines)
     return write_atomically(file.with_name(f"{file.name}.aside-{zlib.crc32(text):08x}"), text).name
 
 
@@ -309,17 +296,16 @@ def merge_records(
     if not new and not file.is_file():
         return
     with _held(file, out):
-        damaged, kept, aside = [], {}, []
-        lines = _known(file)[0] if file.is_file() else []
-        for number, record in _sound(file, damaged) if lines else ():
-            if (other := new.get(record["key"])) and not _same(record, other):
-                aside.append(number)
+        kept, aside, known = {}, [], _known(file) if file.is_file() else {}
+        for key, (number, line) in known.items():
+            record, other = _record(file, number, line), new.get(key)
+            if other and not _same(record, other):
+                aside.append(line)
             else:
-                new.pop(record["key"], None)
-                kept[record["key"]] = lines[number].rstrip(b"\r") + b"\n"
-        if gone := sorted([*aside, *(number for number, _ in damaged)]):
-            told = f"line {damaged[0][0] + 1}: {damaged[0][1]}" if damaged else "they have other values now"
-            out(f"{file}: {len(gone)} lines are set aside in {_keep_aside(file, [lines[i] for i in gone])} ({told})")
+                new.pop(key, None)
+                kept[key] = line + b"\n"
+        if aside:
+            out(f"{file}: {len(aside)} lines have other values now; {_keep_aside(file, aside)} keeps what they were")
         kept |= {key: _line(record).encode() for key, record in new.items()}
         text = b"".join(kept[key] for key in sorted(kept))
         if not file.is_file() or text != file.read_bytes():
@@ -336,17 +322,15 @@ def each_record(
     profile: str,
     parts: Iterable[str] | None = None,  # such as run and curves; None: all of each record
 ) -> Iterator[dict]:  # in the order of the file, which is that of the keys
-    "The records of a profile, one after another; that lines are damaged is said at the end"
-    file, damaged = batch_file(profile), []
-    if not file.is_file():
+    "The records of a profile, one after another"
+    if not (file := batch_file(profile)).is_file():
         said = f"there are no records of profile {profile!r} at {file}"
         raise FileNotFoundError(f"{said}: make them with dmlstudy run --profile {profile}")
-    for number, record in _sound(file, damaged):
+    for number, line in _known(file).values():
+        record = _record(file, number, line)
         if record["run"]["method"] not in METHODS:
-            damaged.append((number, f"there is no method {record['run']['method']!r}"))
-        else:
-            yield {"key": record["key"], **{name: record[name] for name in parts}} if parts else record
-    _tell(file, damaged)
+            raise _damaged(file, number, f"there is no method {record['run']['method']!r}")
+        yield {"key": record["key"], **{name: record[name] for name in parts}} if parts else record
 
 
 def read_batch(profile: str) -> list[dict]:  # in the order of the file, which is that of the keys
@@ -359,14 +343,12 @@ def drop_records(
     out: Callable[[str], None] = print,  # is told where they are kept
 ) -> None:
     "Take records out of all files, and keep a copy of each aside"
-    wanted = {key.encode() for key in keys}
     for file in record_files():
         with _held(file, out):
-            lines = _known(file)[0]
-            gone = [line for line in lines if (found := _KEY.search(line)) and found[1] in wanted]
-            if gone:
+            known = _known(file)
+            if gone := [known[key][1] for key in keys if key in known]:
                 out(f"{file}: {len(gone)} lines are set aside in {_keep_aside(file, gone)}")
-                write_atomically(file, b"\n".join(line for line in lines if line not in gone))
+                write_atomically(file, b"".join(line + b"\n" for key, (_, line) in known.items() if key not in keys))
     for folder in (outputs() / "runs" / key for key in keys):
         if folder.is_dir():
             aside = outputs() / "dropped" / f"{folder.name}-{time.strftime('%Y%m%dT%H%M%S')}"

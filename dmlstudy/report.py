@@ -177,56 +177,26 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
     return re.sub(r"<table>(.*?)</table>", scrolling, page, flags=re.S)
 
 # %% ../nbs/97_report.ipynb #a1bc49de
-_ORDER = re.compile(r"(\D+)(\d*)(.*)")
-_OURS = """
-tuned tuned_lost redrawn redrawn_choices searches reality decay decay_changes sec_sign sec_sign_rates factors trials
-trials_rank agreement ledger omniglot_few omniglot_all one_shot validation photos photos_rows axes inflation other_sets
-other_sets_visits other_sets_rates other_sets_lost rendered last_step reality_sets added all_drawings axes_whole noise
-""".split()
-_PARTS = {"ours": "What the study finds", "roth": "Roth et al. (2020)", "sec": "Zhang et al. (2020)", "more": "More"}
-
-
-def _part(stem: str) -> str:  # a key of _PARTS
-    paper = stem.partition("_")[0]
-    return "ours" if stem in _OURS else paper if paper in _PARTS else "more"
+def _listed() -> dict[str, dict]:  # stem -> part of the report, notebook, title; in reading order
+    "The tables and figures that the study makes"
+    rows = pd.read_csv(asset("outputs.csv"), index_col="stem")
+    return rows.to_dict("index")
 
 # %% ../nbs/97_report.ipynb #158bdece
 def stems(profile: str) -> list[str]:
-    "The tables and figures of a profile: findings, then each paper's tables and figures by number, then the rest"
+    "The tables and figures of a profile in reading order; those that are not listed come last"
     ends = ("tables/*.md", "figures/*.png")
-    found = {file.stem for end in ends for file in shown(profile).glob(end)}
-
-    def place(stem: str) -> tuple:
-        name, number, more = _ORDER.match(stem.partition("_")[2] or stem).groups()
-        kind = {"table": 0, "main": 1, "fig": 2}.get(name, 3)
-        first = _OURS.index(stem) if stem in _OURS else 0
-        return [*_PARTS].index(_part(stem)), first, stem == "protocol", kind, name, int(number or 0), more, stem
-
-    return sorted(found, key=place)
-
-# %% ../nbs/97_report.ipynb #f7964a4e
-def _title(stem: str) -> str:  # such as "Roth et al., Table 4"
-    "A stem in words"
-    paper, _, rest = stem.partition("_")
-    name, number, more = _ORDER.match(rest or stem).groups()
-    who = {"roth": "Roth et al.", "sec": "SEC rebuttal" if number else "SEC"}.get(paper)
-    what = {"table": "Table ", "fig": "Figure "}.get(name, f"{name} ").capitalize() if number else name
-    return f"{who}, {what}{number}{more}" if who else stem.replace("_", " ").capitalize()
+    found, listed = {file.stem for end in ends for file in shown(profile).glob(end)}, _listed()
+    return [stem for stem in listed if stem in found] + sorted(found - listed.keys())
 
 # %% ../nbs/97_report.ipynb #acff985f
-def _said() -> dict[str, tuple[str, str, list[tuple]]]:  # path -> title, what follows it, (heading, code) of cells
-    "What the notebooks of tables and figures say"
+def _abouts() -> dict[str, str]:  # path -> Markdown
+    "The first words of the notebooks of tables and figures, without their title"
     found = {}
     for file in sorted((notebooks() / "experiments").glob("*.ipynb")):
-        cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(file.read_text(encoding="utf-8"))["cells"]]
-        title, _, about = re.sub(r"\]\((?=\w+\.ipynb)", "](../nbs/experiments/", cells[0][1].strip()).partition("\n")
-        head, code = "", []
-        for kind, text in cells:
-            if kind == "code":
-                code.append((head, text))
-            else:
-                head = [head, *re.findall(r"^## (.+)", text, re.M)][-1]
-        found[f"nbs/experiments/{file.name}"] = (title.lstrip("# "), about.removeprefix("> "), code)
+        text = "".join(json.loads(file.read_text(encoding="utf-8"))["cells"][0]["source"]).strip()
+        about = re.sub(r"\]\((?=\w+\.ipynb)", "](../nbs/experiments/", text).partition("\n")[2]
+        found[f"nbs/experiments/{file.name}"] = about.removeprefix("> ")
     return found
 
 # %% ../nbs/97_report.ipynb #c818c13d
@@ -241,20 +211,6 @@ def _small(file: Path) -> str:  # base64 of a WebP
     picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True)
     picture.save(photo := io.BytesIO(), "WEBP", quality=66, method=6)
     return base64.b64encode(min(lines.getvalue(), photo.getvalue(), key=len)).decode()
-
-# %% ../nbs/97_report.ipynb #6293649f
-def _maker(stem: str, sources: Mapping[str, tuple]) -> tuple[str, str]:  # path of its notebook, title
-    "Which notebook makes a table or a figure, and how that is called"
-    cells = [(path, *cell) for path, (_, _, code) in sources.items() for cell in code if f'"{stem}"' in cell[1]]
-    writes = re.compile(rf'(write_\w+\(|stem = )"{stem}"')
-    order = lambda found: (Path(found[0]).stem != stem, not writes.search(found[2]))
-    made, head, _ = min(cells, key=order, default=("", "", ""))
-    title = sources[made][0] if made else stem
-    if Path(made).stem in (stem, ""):
-        return made, title
-    if head and _part(stem) in ("ours", "more"):  # a notebook may make several
-        return made, head if _part(stem) == "ours" else f"{head} ({Path(made).stem})"
-    return made, "".join([_title(stem), *title.partition(":")[1:]])
 
 # %% ../nbs/97_report.ipynb #48c9a4ae
 def _entry(profile: str, known: Mapping[str, str], about: str) -> dict:
@@ -294,8 +250,8 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
     beside = PROFILES if profile == "glyphs" else ()  # the study's own page shows all that there are records of
     names = dict.fromkeys([profile, *(name for name in beside if batch_file(name).is_file())])
     made = {name: [*each_record(name, ["run", "made"])] for name in names}
-    sources, claims = _said(), shown(profile) / "claims.md"
-    entries = [_entry(profile, known, sources.get(known["notebook"], ("", ""))[1]) for known in catalogue(profile)]
+    abouts, claims = _abouts(), shown(profile) / "claims.md"
+    entries = [_entry(profile, known, abouts.get(known["notebook"], "")) for known in catalogue(profile)]
     page = Template(asset("report.html").read_text(encoding="utf-8"), autoescape=True).render(
         profile=profile,
         about=about[0].upper() + about[1:] + ("" if about[-1] in "?!." else "."),
@@ -309,11 +265,12 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
 # %% ../nbs/97_report.ipynb #f5c48bef
 def catalogue(profile: str) -> list[dict]:  # stem, part of the report, title, notebook, and what it says
     "What there is of a profile, in the order of `stems`"
-    sources, out = _said(), []
+    listed, out = _listed(), []
     for stem in stems(profile):
-        (notebook, title), file = _maker(stem, sources), shown(profile) / f"answers/{stem}.md"
+        known, file = listed.get(stem, {"part": "More", "title": stem}), shown(profile) / f"answers/{stem}.md"
         said = " ".join(file.read_text(encoding="utf-8").split()) if file.exists() else ""
-        out.append(dict(stem=stem, part=_PARTS[_part(stem)], title=plain_math(title), notebook=notebook, said=said))
+        notebook = f"nbs/experiments/{known['notebook']}.ipynb" if "notebook" in known else ""
+        out.append({**known, "stem": stem, "notebook": notebook, "said": said})
     return out
 
 
@@ -370,17 +327,6 @@ DRAWN = {  # notebook -> its parameters, one execution each
     "roth_toys": [{"toy": "diagonal"}, {"toy": "crossed"}],
 }
 
-# %% ../nbs/97_report.ipynb #1abcdada
-def _other_code(profile: str, records: Iterable[Mapping]) -> str:  # empty: none that says what code made it
-    "How many records of a profile other modules made than those of today"
-    from dmlstudy.train import code_digest
-
-    made = [(r["made"]["code"], r["run"]["method"]) for r in records if "code" in r["made"]]
-    told = f"dmlstudy run --profile {profile} --fresh trains anew and says which values differ"
-    if not (n := sum(code != code_digest(METHODS[method].loss) for code, method in made)):
-        return ""
-    return f"\n{n} of {len(made)} records with a digest of their code were made by other code than this: {told}"
-
 # %% ../nbs/97_report.ipynb #cb35a553
 def show(
     profile: str,  # name in PROFILES
@@ -401,8 +347,8 @@ def show(
     failures = draw(tasks, workers)
     write_report(profile)
     write_gallery(profile)
-    took, told = duration(time.perf_counter() - began), _other_code(profile, records)
-    out(f"{len(records)} records, {len(tasks)} notebooks drawn in {took}{told}")
+    took = duration(time.perf_counter() - began)
+    out(f"{len(records)} records, {len(tasks)} notebooks drawn in {took}")
     return failures
 
 # %% ../nbs/97_report.ipynb #97ask001

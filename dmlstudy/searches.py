@@ -29,17 +29,11 @@ def _with_weight(method: str, fields: Mapping, search: Mapping) -> dict:
         return own | {weight: 0.0}
     return own | {"loss_args": "; ".join([own[name] for name in ("loss_args",) if name in own] + [f"{weight}=0"])}
 
-
-def _at_edges(box: Mapping, place: np.ndarray, weight: Iterable[str]) -> str:
-    "Name the axes at whose end a choice lies; weight 0 is no end but the base"
-    low = lambda axis, at: at < 0.02 and axis not in weight
-    return ", ".join(axis for axis, at in zip(box, place, strict=True) if low(axis, at) or at > 0.98)
-
 # %% ../nbs/92_searches.ipynb #33ae6a1e
 def choices(
     profile: str,  # name in PROFILES, whose search has `budgets`
     records: Iterable[Mapping],  # of its trials
-) -> pd.DataFrame:  # dataset, method, search, choice, fitted (share of the variance), edges, weak, fields
+) -> pd.DataFrame:  # dataset, method, search, choice, fitted (share explained), edges (not weight 0), weak, fields
     "Return what each complete search chose, by best trial and by surface"
     p, by_key, rows = PROFILES[profile], {record["key"]: record for record in records}, []
     for dataset, method, (s, at) in product(p.datasets, p.methods, enumerate(p.searches)):
@@ -56,7 +50,8 @@ def choices(
             same = [fields for place, fields in zip(places, tried, strict=True) if (place == top).all()]
             fields = same[0] if same else run_fields(METHODS[method], in_box(box, top[None])[0])
             row = {"dataset": dataset, "method": method, "search": s, "choice": f"{choice}, {n}", "fitted": share}
-            row |= {"edges": _at_edges(box, top, weight), "weak": choice == "surface" and share < 0.3}
+            edges = [a for a, at in zip(box, top, strict=True) if at > 0.98 or (at < 0.02 and a not in weight)]
+            row |= {"edges": ", ".join(edges), "weak": choice == "surface" and share < 0.3}
             rows.append(row | {"fields": _with_weight(method, fields, p.search)})
     return pd.DataFrame(rows)
 

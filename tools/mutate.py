@@ -71,6 +71,7 @@ def test(place: Path, tests: list[str], tier: str, first: list[str]) -> None:
     os.chdir(place)
     sys.path.insert(0, str(place))
     os.environ |= {"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    os.environ["FIRST_FAILURE"] = "1"  # of a grid (tests/support/grids.py)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         words = ["-x", "-q", "-m", TIERS[tier], "-p", "no:cacheprovider", *tests]
         status = pytest.main(words, plugins=[First(first, place / "failed")])

@@ -1,11 +1,12 @@
 """Run notebooks, and name the cells that print something else than what is kept: python tools/same.py [NOTEBOOK ...].
 
 Words must be the same. A number may differ by two in a hundred, or by one of the last decimal that is shown. A cell
-tagged `varies` may print anything, such as a time; in one tagged `trained` numbers are of a training on the spot, which
-another processor rounds otherwise, and words alone are compared. Pictures and warnings are not compared. Without
-names: all notebooks that `nbdev_test --flags slow` would run.
+tagged `varies` may print anything, such as a time. Where a cell trains on the spot, or shows what an earlier one
+trained, words alone are compared, since another processor rounds otherwise; the tag `trained` says it where that is
+not seen. Pictures and warnings are not compared. Without names: all notebooks that `nbdev_test --flags slow` would run.
 """
 
+import ast
 import html
 import importlib
 import re
@@ -18,6 +19,8 @@ from fill import execute, skipped
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKUP = re.compile(r"<style.*?</style>|<[^>]*>", re.S)
+TRAINING = {"fit", "train_steps", "run_batch", "record_for", "records_for", "compare", "pretrain", "step"}  # calls
+CONTEXTS = ast.Load, ast.Store
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -46,6 +49,18 @@ def alike(kept: str, now: str, trained: bool = False) -> bool:
     return same_words and (trained or all(map(close, NUMBER.findall(kept), NUMBER.findall(now))))
 
 
+def trains(sources: list[str]) -> list[bool]:
+    """For each cell: does it train, or use a name that a training gave a value?"""
+    names, found = set(), []
+    for source in sources:
+        nodes = [*ast.walk(ast.parse(re.sub(r"^[%!].*", "", source, flags=re.M)))]
+        loads, stores = ({n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, c)} for c in CONTEXTS)
+        called = {getattr(n.func, "attr", getattr(n.func, "id", "")) for n in nodes if isinstance(n, ast.Call)}
+        found.append(bool(called & TRAINING or loads & names))
+        names = names | stores if found[-1] else names - stores
+    return found
+
+
 def differing(path: Path) -> list[str]:
     """A line for each cell that prints something else."""
     kept, name = read_nb(path).cells, path.relative_to(ROOT)
@@ -55,8 +70,11 @@ def differing(path: Path) -> list[str]:
         return [f"{name} fails: {type(error).__name__}"]
     tags = lambda cell: cell.metadata.get("tags", [])
     fixed = lambda cell: not skipped(cell) and "varies" not in tags(cell)
+    of_training = trains([cell.source if cell.cell_type == "code" else "" for cell in kept])
     found = [
-        (i, text(a), text(b), "trained" in tags(a)) for i, (a, b) in enumerate(zip(kept, now, strict=True)) if fixed(a)
+        (i, text(a), text(b), of_training[i] or "trained" in tags(a))
+        for i, (a, b) in enumerate(zip(kept, now, strict=True))
+        if fixed(a)
     ]
     return [f"{name} cell {i}\n  kept: {a[:400]}\n  now:  {b[:400]}" for i, a, b, t in found if not alike(a, b, t)]
 

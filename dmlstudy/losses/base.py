@@ -72,11 +72,9 @@ class Loss(nn.Module):
     ) -> Tensor:  # scalar, float32 or float64
         "Check the input and compute `value` in at least 32 bits"
         labels = _pairing(self, f, labels, positives, triplets)
-        _check_call(self, f, triplets)
+        f = _check_call(self, f, triplets)
         if not len(f):
             return zero(as_float(f))
-        if not torch.compiler.is_compiling() and f.is_inference() and torch.is_grad_enabled():
-            f = f.clone()  # of a frozen network, for a loss whose own parameters train
         with no_autocast(f):
             return self.value(unit(f) if self.normalizes else as_float(f), labels, triplets) + _watch(f)
 
@@ -96,7 +94,7 @@ class Loss(nn.Module):
         return [{"params": own, "lr": lr, "weight_decay": 0.0}] if own else []
 
 # %% ../../nbs/49_losses.base.ipynb #b14725da
-def _check_call(loss: Loss, f: Tensor, triplets: tuple | None) -> None:
+def _check_call(loss: Loss, f: Tensor, triplets: tuple | None) -> Tensor:  # f
     "Refuse embeddings on another device than the loss's own parameters, in eval mode NaN, and useless triplets"
     own = next(loss.parameters(), None)
     if own is not None and own.device != f.device:
@@ -107,6 +105,8 @@ def _check_call(loss: Loss, f: Tensor, triplets: tuple | None) -> None:
         if loss.uses != "triplets":
             raise ValueError(f"{type(loss).__name__} looks at the whole batch; call it without triplets")
         check_triplets(triplets, f)
+    frozen = not torch.compiler.is_compiling() and f.is_inference() and torch.is_grad_enabled()
+    return f.clone() if frozen else f  # so that a loss on a frozen network's embeddings can be trained
 
 
 def _pairing(loss: Loss, f: Tensor, labels: Tensor | None, positives: Tensor | None, triplets) -> Tensor | None:

@@ -69,32 +69,28 @@ class WithMemory(Around):
         self.register_buffer("kept_labels", torch.empty(0, dtype=torch.int64), persistent=False)
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
-        if len(self.kept) and z.shape[1] != self.kept.shape[1]:
-            held = f"the memory holds embeddings of dimension {self.kept.shape[1]}; got {z.shape[1]}"
-            raise ValueError(f"{held}: make another loss with a memory for these")
         own = self.loss.value(z, labels, None)
+        if len(self.kept) and z.shape[1] != (dim := self.kept.shape[1]):
+            raise ValueError(f"the memory holds embeddings of dimension {dim}; got {z.shape[1]}: make another loss")
         if self.training:
             self.steps += 1
             if self.steps <= self.warmup:
                 return own
             self.keep(z.detach(), labels)
-        if not len(self.kept):
-            return own
-        return own + self.loss.against(z, labels, self.kept.to(z.dtype), self.kept_labels, own=self.training)
+        past = self.kept.to(z.dtype), self.kept_labels
+        return own + self.loss.against(z, labels, *past, own=self.training) if len(self.kept) else own
 
     @torch.inference_mode(False)  # what is written here is used in training
     def keep(self, z: Tensor, labels: Tensor) -> None:
         "Put a batch in front and drop the oldest, unless an embedding is not finite"
-        finite, full = z.isfinite().all(), len(self.kept) == self.size
-        z, labels = z.to(torch.promote_types(z.dtype, self.kept.dtype)), labels.long()
-        if len(self.kept):
-            z, labels = torch.cat((z, self.kept.to(z))), torch.cat((labels, self.kept_labels))
-        z, labels = z[: self.size], labels[: self.size]
-        if full and z.device.type != "cpu":  # a GPU is not waited for
-            z, labels = torch.where(finite, z, self.kept.to(z)), torch.where(finite, labels, self.kept_labels)
+        z, finite = z.to(torch.promote_types(z.dtype, self.kept.dtype)), z.isfinite().all()
+        kept = self.kept.to(z) if len(self.kept) else z[:0], self.kept_labels.to(z.device)
+        rows, of = (torch.cat(pair)[: self.size] for pair in zip((z, labels.long()), kept, strict=True))
+        if len(self.kept) == self.size and z.device.type != "cpu":  # a GPU is not waited for
+            rows, of = (torch.where(finite, *pair) for pair in zip((rows, of), kept, strict=True))
         elif not finite:
             return
-        self.kept, self.kept_labels = z, labels
+        self.kept, self.kept_labels = rows, of
 
     def get_extra_state(self) -> dict:
         return {"steps": self.steps, "kept": self.kept, "labels": self.kept_labels}

@@ -50,13 +50,7 @@ class MemoryBank:
         indices, f = torch.as_tensor(indices), torch.as_tensor(f)
         if not indices.numel():
             indices = indices.long()  # of an empty list
-        if indices.ndim != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
-            given = f"{tuple(indices.shape)} of {indices.dtype}"
-            raise ValueError(f"indices must be integers, (B,); got {given}; of a mask: mask.nonzero().flatten()")
-        if f.ndim != 2 or f.shape != (len(indices), self.f.shape[1]):
-            raise ValueError(f"embeddings must be ({len(indices)}, {self.f.shape[1]}); got {tuple(f.shape)}")
-        if indices.device.type == "cpu" and len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise ValueError(f"indices {indices.min()} to {indices.max()} are not all in the bank of {len(self)}")
+        _check_rows(indices, f, *self.f.shape)
         indices, f = indices.to(self.f.device), f.detach().to(self.f)
         f = f[last_of_each(indices, len(self))]
         finite = f.isfinite().all(1)  # a GPU is not waited for
@@ -75,6 +69,17 @@ class MemoryBank:
         return {"f": self.f.clone(), "known": self.known.clone()}
 
 # %% ../../nbs/21_samplers.embedded.ipynb #c30a1cd3
+def _check_rows(indices: Tensor, f: Tensor, n: int, dim: int) -> None:  # raises ValueError
+    "Refuse rows that cannot be written to a bank (n, dim)"
+    if indices.ndim != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
+        given = f"{tuple(indices.shape)} of {indices.dtype}"
+        raise ValueError(f"indices must be integers, (B,); got {given}; of a mask: mask.nonzero().flatten()")
+    if f.shape != (len(indices), dim):
+        raise ValueError(f"embeddings must be ({len(indices)}, {dim}); got {tuple(f.shape)}")
+    if indices.device.type == "cpu" and len(indices) and not 0 <= indices.min() <= indices.max() < n:
+        raise ValueError(f"indices {indices.min()} to {indices.max()} are not all in the bank of {n}")
+
+
 def last_of_each(
     indices: Tensor,  # (B,)
     n: int,  # indices are less than this

@@ -4,12 +4,10 @@
 
 # %% auto #0
 __all__ = ['BROKEN', 'class_spectrum', 'measure', 'Step', 'train_steps', 'NonFiniteLoss', 'Guard', 'Checkpoint', 'Progress',
-           'Monitor', 'chosen_steps', 'git_commit', 'device_name', 'code_digest', 'fit']
+           'Monitor', 'chosen_steps', 'git_commit', 'device_name', 'fit']
 
 # %% ../../nbs/84_train.ipynb #ca547923
-import ast
 import functools
-import hashlib
 import subprocess
 import time
 import warnings
@@ -17,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import util
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -28,7 +25,6 @@ from tqdm.auto import tqdm
 
 from ..core import SHOWN, Run, generator, root, versions, write_atomically
 from ..feeds import reader_processes
-from ..losses import LOSSES
 from ..metrics import evaluate, evaluate_apart
 from ..metrics.linear import every_other, linear_accuracy
 from ..metrics.oneshot import hits_within, nearest_other, one_shot_errors
@@ -97,9 +93,7 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
             out[curve]["recall@1"] = _sampled_recall(f[part], feed.labels[part], state.run.train_queries, on_sphere)
     if feed.groups is not None and "test" in out:
         groups, names = feed.groups.to(f["test"].device), ("recall@1", "map@r", f"precision@{SHOWN}")
-        out["apart"] = evaluate_apart(
-            f["test"], feed.labels["test"], feed.groups.to(f["test"].device), names, on_sphere
-        )
+        out["apart"] = evaluate_apart(f["test"], feed.labels["test"], groups, names, on_sphere)
     if state.one_shot is not None and "test" in out:
         task = f["test"], feed.labels["test"], state.coarse["test"]
         out["test"]["within_recall@1"] = hits_within(*task, on_sphere).double().mean()
@@ -429,43 +423,13 @@ def _record_of(
 ) -> dict:
     "The record of a run"
     made = {"seconds": round(state.spent(), 2), "device": device_name(device), "threads": torch.get_num_threads()}
-    made |= {"git": git_commit(), "code": code_digest(state.row.loss), "versions": versions()}
+    made |= {"git": git_commit(), "versions": versions()}
     if digest := weights_sha256(state.run.model, state.run.weights):
         made["weights_sha256"] = digest
     if state.skipped:
         made["skipped_images"] = state.skipped
     record = {"key": state.run.key(), "run": asdict(state.run), **_pruned(state), "terms": state.terms}
     return record | ({"monitor": state.monitor} if state.monitor else {}) | {"made": made}
-
-# %% ../../nbs/84_train.ipynb #f7552427
-@functools.cache
-def _source(module: str) -> Path | None:  # None: not a module of this library
-    home = Path(util.find_spec("dmlstudy").origin).parent.joinpath(*module.split(".")[1:])
-    found = (home.with_suffix(".py"), home / "__init__.py") if module.startswith("dmlstudy.") else ()
-    return next((file for file in found if file.is_file()), None)
-
-
-@functools.cache
-def _imports(module: str) -> frozenset[str]:
-    "The modules of this library that one imports, but not the door to all losses"
-    package = module if _source(module).name == "__init__.py" else module.rpartition(".")[0]
-    nodes = [n for n in ast.walk(ast.parse(_source(module).read_bytes())) if isinstance(n, ast.ImportFrom)]
-    homes = [util.resolve_name("." * n.level + (n.module or ""), package) for n in nodes]
-    found = {*homes} | {f"{home}.{a.name}" for home, n in zip(homes, nodes, strict=True) for a in n.names}
-    return frozenset(m for m in found - {"dmlstudy.losses"} if _source(m))
-
-# %% ../../nbs/84_train.ipynb #32a01264
-@functools.cache
-def code_digest(loss: str | None = None) -> str:  # 12 hexadecimal digits; loss: name in LOSSES
-    "What the modules that a run uses say, in short"
-    found, new = set(), {"dmlstudy.train"} | ({LOSSES[loss].__module__} if loss in LOSSES else set())
-    while new:
-        found |= new
-        new = set().union(*map(_imports, new)) - found
-    digest = hashlib.sha256()
-    for module in sorted(found):
-        digest.update(module.encode() + _source(module).read_bytes())
-    return digest.hexdigest()[:12]
 
 # %% ../../nbs/84_train.ipynb #6216cb4e
 @contextmanager

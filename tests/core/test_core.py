@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from grids import each
 
 from dmlstudy.core import Run, generator, hyperparameters_of, lookup, make_run, root, write_atomically
 from dmlstudy.losses import LOSSES, make_loss
@@ -148,17 +149,20 @@ def numeric_hyperparameters():
 
 MAY_BE_NONE = {"lr", "n_triplets", "upper_cutoff", "weight_cap", "ramp", "scale", "loss_scale", "max_positive"}
 MAY_BE_NONE |= {"batches", "project_dim"}
-NUMERIC = [
-    pytest.param(make, key, id=f"{name}-{key}")
-    for name, make, key, default in numeric_hyperparameters()
-    if (name, key) != ("shuffle", "samples_per_class")  # which it does not use
-    and (isinstance(default, int | float) and not isinstance(default, bool) and key != "seed")
-    or (default is None and key in MAY_BE_NONE)
-]
 
 
-@pytest.mark.parametrize("make, key", NUMERIC)
-def test_every_number_is_looked_at(make, key):
+def numeric() -> list[tuple]:
+    return [
+        (name, make, key)
+        for name, make, key, default in numeric_hyperparameters()
+        if (name, key) != ("shuffle", "samples_per_class")  # which it does not use
+        and (isinstance(default, int | float) and not isinstance(default, bool) and key != "seed")
+        or (default is None and key in MAY_BE_NONE)
+    ]
+
+
+@each("name, make, key", numeric)
+def test_every_number_is_looked_at(name, make, key):
     make()
     for wrong in (math.nan, math.inf, "2", [1]):
         with pytest.raises(ValueError, match=rf"^{key} of the \w+ must be an? (number|integer).*; got "):
@@ -181,7 +185,7 @@ def test_a_notebook_never_replaces_a_loss_of_the_library():
         del LOSSES["mine of these tests"]
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@each("name", LOSSES)
 def test_each_loss_has_two_axes_to_search_and_its_default_lies_inside(name):
     axes, loss = search_axes(name), make_loss(name, n_classes=10, dim=8)
     network = 1e-5  # the rate beside which the papers' absolute rates stand

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 
 import faiss
 import numpy as np
@@ -218,7 +219,8 @@ def test_names_of_classes_in_other_scripts_are_drawn_with_a_font_that_has_them(t
         font_manager.fontManager.ttflist[:] = before
 
 
-def test_an_inverted_file_finds_what_all_points_give(ranked, model, capsys):
+@pytest.mark.slow
+def test_an_inverted_file_finds_what_all_points_give(ranked, model, capsys, monkeypatch):
     """It is written once, with its recall, and again when the embeddings are newer; an unknown engine is refused."""
     image, file = str(ranked[0] / "photos/colour 4/1.jpg"), model / "index_ivf.faiss"
     words = ["search", "--model", str(model), image, "--k", "3"]
@@ -235,3 +237,6 @@ def test_an_inverted_file_finds_what_all_points_give(ranked, model, capsys):
     assert file.stat().st_mtime_ns > before
     assert cli.main([*words, "--engine", "hnsw"]) == 2
     assert "There is no engine 'hnsw'. There are: 'exact', 'faiss_ivf'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "faiss", None)  # as if it were not installed
+    assert cli.main([*words, "--engine", "faiss_ivf"]) == 2
+    assert capsys.readouterr().err == "dmlstudy: this needs faiss: pip install 'dmlstudy[faiss]'\n"

@@ -45,9 +45,8 @@ def as_it_was(monkeypatch, tmp_path):
     own._read.clear()
 
 
-def test_keys_of_committed_records_are_what_they_were():
-    for line in (ROOT / "outputs/records/glyphs.jsonl").read_text().splitlines():
-        record = json.loads(line)
+def test_keys_of_committed_records_are_what_they_were(committed_records):
+    for record in committed_records("glyphs"):
         assert make_run(record["run"]).key() == record["key"]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from edge_batches import CLASSES, DIM, FINITE
 from far_device import FAR, Far, Mixed, Wait
+from grids import each
 from miniatures import accept, build
 
 from dmlstudy import feeds, train
@@ -17,11 +18,13 @@ from dmlstudy.data.layouts import load_images
 from dmlstudy.data.prepare import prepare
 from dmlstudy.feeds import feed_of, splits_of
 from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.losses.memory import with_memory
 from dmlstudy.methods import METHODS
 from dmlstudy.metrics import evaluate
 from dmlstudy.miners import make_miner
 from dmlstudy.objectives import make_objective
 from dmlstudy.regularizers import REGULARIZERS, ManifoldMixup, balance_gradients, make_regularizer
+from dmlstudy.samplers.embedded import MemoryBank
 from dmlstudy.train.network import OPTIMIZERS
 from dmlstudy.train.state import start
 from tests.train.test_train import stop_at
@@ -99,8 +102,8 @@ def test_methods(far, method, variant):
     torch.testing.assert_close(x.grad.cpu(), gradient)
 
 
-@pytest.mark.parametrize("batch", FINITE)
 @pytest.mark.parametrize("name", LOSSES)
+@each("batch", FINITE)
 def test_losses_on_odd_batches(far, name, batch):
     f, labels = FINITE[batch]
     make = lambda: make_loss(name, CLASSES, DIM)
@@ -115,6 +118,25 @@ def test_losses_on_odd_batches(far, name, batch):
         there = loss(x, y)
         there.backward()
     torch.testing.assert_close(there.detach().cpu(), value.detach(), equal_nan=False)
+
+
+def test_a_full_memory_skips_a_batch_that_is_not_finite_without_a_wait(far):
+    """The batches after it have the CPU's values; a bank skips such rows in the same way."""
+    f, labels = torch.randn(6, 12, 8, generator=generator(7)), torch.arange(12) // 3
+    near, there = (with_memory(make_loss("sincere"), 24, 0) for _ in range(2))
+    bank = MemoryBank(12, 8, FAR)
+    y, rows, bad = labels.to(FAR), torch.arange(12).to(FAR), f[3].clone()
+    bad[2, 5] = float("inf")
+    for k, batch in enumerate(f):
+        x = (bad if k == 3 else batch).to(FAR)
+        with far.no_waits() if k > 1 else contextlib.nullcontext():
+            value = there(x, y)
+            bank.update(rows, x)
+        if k == 3:
+            assert value.isnan().cpu() and bank.skipped.cpu() == 1 and torch.equal(bank.f[2].cpu(), f[2, 2])
+        else:
+            torch.testing.assert_close(value.cpu(), near(batch, labels))
+    assert torch.equal(there.kept.cpu(), near.kept) and torch.equal(bank.f.cpu(), f[5])
 
 
 @pytest.mark.parametrize("name", ["random", "semihard", "softhard", "distance", "rho_distance", "all"])

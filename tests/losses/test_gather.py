@@ -56,6 +56,7 @@ def two(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_two_processes_are_as_one(two):
     wrong = []
     for name in (*LOSSES, *WRAPPED):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
+import names
 import pytest
 from browser import CHROMIUM, Browser
 
@@ -70,6 +71,12 @@ def test_a_name_has_its_section_and_its_example():
     assert "valid_triplets(" in found["valid_triplets"][1] and "valid_triplets" not in found["uniforms"][1]
 
 
+def test_every_loss_has_a_paper_a_formula_and_its_cost():
+    for name, kind in names.LOSSES.items():
+        assert names.paper(kind) and names.formula(kind) and names.cost(name), name
+        assert tool().meanings(kind).keys() >= names.loss_hyperparameters(name).keys() - {"scale"}, name
+
+
 @pytest.fixture(scope="module")
 def site():
     pytest.importorskip("mkdocs")
@@ -103,6 +110,9 @@ def tab(site, tmp_path_factory):
         ("own images", "nbs/tutorials/own_images.html", 1),
         ("four GPUs", "nbs/tutorials/cluster.html", 3),
         ("make_miner", "reference/dmlstudy.miners.html", 3),
+        ("NTXent", "reference/losses/ntxent.html", 2),
+        ("TripletMarginLoss", "reference/losses/triplet.html", 4),
+        ("AccuracyCalculator", "nbs/tutorials/from_pml.html", 1),
     ],
 )
 def test_search_finds(site, tab, words, page, first):

@@ -59,9 +59,9 @@ def test_every_experiment_is_asked_by_a_question():
 
 
 @each("name, path", {p.stem: p for p in NOTEBOOKS})
-def test_a_question_asks_for_what_it_reads(name, path):
+def test_a_question_asks_for_what_it_reads(name, path, cells):
     """Its first cell asks in its own name, and each sweep that it reads is among what is asked."""
-    code = "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code")
+    code = "\n".join("".join(c["source"]) for c in cells(path) if c["cell_type"] == "code")
     asks = QUESTIONS.get(path.stem, [])
     assert (f'ask("{path.stem}", profile, datasets, seeds, methods, train)' in code) == bool(asks)
     asked = {ask if isinstance(ask, str) else ask["experiment"] for ask in asks}

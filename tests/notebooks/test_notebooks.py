@@ -68,6 +68,23 @@ def test_outputs_are_the_same_up_to_rounding():
     assert text({"outputs": shown}) == "a 5.05"
 
 
+def test_numbers_of_a_training_are_followed():
+    from same import trains
+
+    cells = [
+        "x = 1",
+        "record = fit(run)",
+        "print(x)",
+        "curve = record['curves']",
+        "curve",
+        "record = 2",
+        "record",
+        "%time x",
+    ]
+    assert trains(cells) == [False, True, False, True, True, False, False, False]
+    assert trains(["for _ in range(3):\n    optimizer.step()\n    w = f(x)", "print(w)"]) == [True, True]
+
+
 @each("name, path", BY_NAME)
 def test_notebook_opens_with_title_and_subtitle(name, path):
     first = source(cells(path)[0])

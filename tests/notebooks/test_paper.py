@@ -171,10 +171,9 @@ def test_answers_are_sentences(name, file):
 
 
 @each("name, path", DRAWING)
-def test_an_answer_has_a_condition_that_may_fail(name, path):
+def test_an_answer_has_a_condition_that_may_fail(name, path, cells):
     """It is computed, and so are the numbers: no literal stands in their place."""
-    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
-    code = ast.parse("\n".join("".join(c["source"]) for c in cells))
+    code = ast.parse("\n".join("".join(c["source"]) for c in cells(path) if c["cell_type"] == "code"))
     calls = [n for n in ast.walk(code) if isinstance(n, ast.Call)]
     found = [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "answer"]
     assert found and len({ast.dump(call.args[0]) for call in found}) == len(found)  # one of each table or figure
@@ -190,13 +189,13 @@ def test_tables_fit_on_a_page(name, file):
 
 
 @each("name, path", DRAWING)
-def test_notebooks_show_what_they_made(name, path):
+def test_notebooks_show_what_they_made(name, path, cells):
     """A reader sees the table or figure without running anything."""
     if not drawn(path):
         return  # no records yet
-    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    kinds = {kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {})}
-    assert cells[-1]["outputs"] and kinds & {"text/markdown", "text/html", "image/png"}
+    codes = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    kinds = {kind for cell in codes for output in cell["outputs"] for kind in output.get("data", {})}
+    assert codes[-1]["outputs"] and kinds & {"text/markdown", "text/html", "image/png"}
 
 
 def reference(stem: str) -> tuple[str, set]:

@@ -4,7 +4,8 @@ import pytest
 from grids import Failures, each
 
 
-def test_every_failure_is_named_and_no_value_is_left_out():
+def test_every_failure_is_named_and_no_value_is_left_out(monkeypatch):
+    monkeypatch.delenv("FIRST_FAILURE", raising=False)
     seen = []
 
     @each("name, more", {"one": {}, "two": {"size": 2}})
@@ -22,8 +23,23 @@ def test_every_failure_is_named_and_no_value_is_left_out():
     (first, did_not_raise), (second, wrong) = caught.value.failures
     assert first == "one defaults, one b" and "DID NOT RAISE" in did_not_raise
     assert second == "two size=2, two a" and "the value; is wrong" in wrong
-    assert [what.split(":")[0] for what in (did_not_raise, wrong)] == ["line 15", "line 17"]
-    assert str(caught.value).startswith("2 of the grid fail:\n  one defaults, one b: line 15: ")
+    assert [what.split(":")[0] for what in (did_not_raise, wrong)] == ["line 16", "line 18"]
+    assert str(caught.value).startswith("2 of the grid fail:\n  one defaults, one b: line 16: ")
+
+
+def test_the_first_failure_may_end_a_grid(monkeypatch):
+    @each("size", [1, 2, 3])
+    def check(size):
+        seen.append(size)
+        assert size < 2
+
+    for words, expected in ((["FIRST_FAILURE"], [1, 2]), ([], [1, 2, 3])):
+        seen = []
+        with monkeypatch.context() as patch, pytest.raises(Failures):
+            patch.delenv("FIRST_FAILURE", raising=False)
+            [patch.setenv(word, "1") for word in words]
+            check()
+        assert seen == expected
 
 
 def test_a_grid_of_nothing_fails():

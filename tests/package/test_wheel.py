@@ -1,5 +1,6 @@
 """The wheel: lean, lazy, and of use where nothing but PyTorch, NumPy and tqdm is installed."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -42,6 +43,15 @@ for epoch in range(10):
         adam.zero_grad(); value.backward(); adam.step()
 after = evaluate(net(images).detach(), labels)
 assert after["recall@1"] > before["recall@1"] and {{"nmi", "map@r", "rho"}} <= after.keys()
+import pydoc, rlcompleter
+shown = pydoc.plain(pydoc.render_doc(dmlstudy))
+assert "make_loss         make a loss" in shown and "semihard(margin=0.2" in shown
+assert not {{"fit", "compare"}} & {{*dir(dmlstudy)}}
+assert all(getattr(dmlstudy, name) is not None for name in dir(dmlstudy))
+tab = rlcompleter.Completer({{"dmlstudy": dmlstudy}})
+assert [tab.complete("dmlstudy.m", i) for i in range(2)] == ["dmlstudy.main(", "dmlstudy.make_loss("]
+assert "pandas" not in sys.modules
+from dmlstudy import *
 for name, extra in (("fit", "data"), ("make_data", "data"), ("compare", "study")):
     try:
         getattr(dmlstudy, name)
@@ -68,12 +78,15 @@ except SystemExit as end:
 def wheel(tmp_path_factory):
     """The folder into which the wheel is unpacked, and what its METADATA says."""
     folder = tmp_path_factory.mktemp("wheel")
-    how = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(folder)]
     source = folder / "source"  # building leaves folders behind
     source.mkdir()
-    for name in ("settings.ini", "setup.py", "pyproject.toml", "README.md", "LICENSE", "dmlstudy"):
+    files = (
+        "settings.ini setup.py pyproject.toml MANIFEST.in README.md LICENSE CHANGELOG.md CITATION.cff constraints.txt"
+    )
+    for name in [*files.split(), "dmlstudy"]:
         (source / name).symlink_to(ROOT / name)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *how, str(source)], check=True, cwd=folder)
+    how = ["--no-isolation", "--outdir", str(folder), str(source)]  # a source archive, and the wheel from it
+    subprocess.run([sys.executable, "-m", "build", *how], check=True, cwd=folder, capture_output=True)
     (file,) = folder.glob("*.whl")
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder / "site")
@@ -81,6 +94,23 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_types_come_with_the_wheel(wheel):
+    assert "def make_loss" in (wheel[0] / "dmlstudy/__init__.pyi").read_text()
+    assert (wheel[0] / "dmlstudy/py.typed").is_file()
+
+
+@pytest.mark.slow
+def test_the_version_is_the_same_everywhere(wheel):
+    """In the wheel, the citation, the README's BibTeX and on top of the changes, with one date."""
+    version = re.search(r"^Version: (\S+)", wheel[1], re.M)[1]
+    text = {name: (ROOT / name).read_text() for name in ("CITATION.cff", "README.md", "CHANGELOG.md", "settings.ini")}
+    head, date = re.search(r"^## (\S+) \(([\d-]+)\)", text["CHANGELOG.md"], re.M).groups()
+    assert head == version == re.search(r"^version: (\S+)", text["CITATION.cff"], re.M)[1]
+    assert f"\nversion = {version}\n" in text["settings.ini"] and f"version = {{{version}}}" in text["README.md"]
+    assert f"date-released: {date}" in text["CITATION.cff"]
+
+
 def test_the_wheel_asks_for_three_packages(wheel):
     needs = [line.partition(": ")[2] for line in wheel[1].splitlines() if line.startswith("Requires-Dist")]
     assert sorted(need.split(">")[0] for need in needs if "extra ==" not in need) == ["numpy", "torch", "tqdm"]

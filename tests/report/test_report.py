@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from html.parser import HTMLParser
 
@@ -18,10 +19,8 @@ import pytest
 from dmlstudy import records, report
 from dmlstudy.core import make_run
 from dmlstudy.look import dots
-from dmlstudy.methods import METHODS
 from dmlstudy.report import draw, notebooks
 from dmlstudy.study import run_of
-from dmlstudy.train import code_digest
 
 STEMS = ("roth_table2", "roth_table10", "roth_fig1", "roth_fig12", "sec_main", "sec_table1", "sec_fig1", "claims")
 WIDE = pd.DataFrame([{f"a rather long heading {i}": 51.25 + i for i in range(14)}])
@@ -80,9 +79,8 @@ def test_every_stem_once_and_in_order(page):
     assert sections == ["methods", "limits", *report.stems("smoke"), "first", "made"]
     assert sorted(report.stems("smoke")) == sorted(STEMS)
     order = report.stems("smoke")
-    assert (
-        order.index("roth_table2") < order.index("roth_table10") < order.index("roth_fig1") < order.index("roth_fig12")
-    )
+    assert order.index("roth_table2") < order.index("roth_fig1") < order.index("roth_fig12")
+    assert order[-1] == "roth_table10"  # which the study does not have
     assert order.index("sec_table1") < order.index("sec_main") < order.index("sec_fig1")
     targets = [a["href"][1:] for tag, a in found.tags if tag == "a" and a["href"].startswith("#")]
     assert set(targets) <= {a["id"] for _, a in found.tags if "id" in a}
@@ -154,20 +152,16 @@ def test_how_it_was_made(page):
         assert part in " ".join(text.split()), part
 
 
-def test_other_code_is_said(tmp_path, monkeypatch):
-    """Of four records one says nothing, one names today's modules, and two others."""
-    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
-    runs, today = [make_run(seed=seed) for seed in range(4)], code_digest(METHODS[make_run().method].loss)
-    made = [{}, {"code": today}, {"code": "0" * 12}, {"code": "1" * 12}]
-    write = lambda n: records.write_batch(
-        "smoke",
-        [{"key": r.key(), "run": asdict(r), "curves": {}, "made": m} for r, m in zip(runs[:n], made, strict=False)],
-    )
-    write(4)
-    told = lambda: report._other_code("smoke", records.read_batch("smoke"))
-    assert "2 of 3 records with a digest of their code were made by other code" in told()
-    write(2)
-    assert told() == ""
+def test_every_table_and_figure_is_listed():
+    """With the notebook that writes it, and that notebook's title where it writes one thing."""
+    listed, made = report._listed(), Counter(known["notebook"] for known in report._listed().values())
+    assert {*report.stems("glyphs")} <= {*listed}
+    for stem, known in listed.items():
+        cells = json.loads((notebooks() / f"experiments/{known['notebook']}.ipynb").read_text())["cells"]
+        code = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        assert f'"{stem}"' in code, stem
+        if made[known["notebook"]] == 1 and known["part"] == "What the study finds":
+            assert known["title"] in cells[0]["source"][0], stem
 
 
 def test_no_records(tmp_path, monkeypatch):

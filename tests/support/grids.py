@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 
@@ -54,6 +55,7 @@ def each(names: str, values: Iterable | Callable[..., Iterable]) -> Callable:
 
     `names` and `values` are those of `pytest.mark.parametrize`; `values` may be a function of other arguments, by
     their names. A mapping gives its keys to one name and its items to two. `monkeypatch` is a new one for each value.
+    With FIRST_FAILURE in the environment the first failure ends the grid, as tools/mutate.py wants it.
     """
     keys = [name.strip() for name in names.split(",")]
 
@@ -81,6 +83,8 @@ def each(names: str, values: Iterable | Callable[..., Iterable]) -> Callable:
                 except (Exception, pytest.fail.Exception) as error:
                     failures.append((at, described(error, file)))
                     first = first or error
+                if failures and "FIRST_FAILURE" in os.environ:
+                    break
             if failures:
                 raise Failures(failures) from first
 

@@ -482,23 +482,22 @@ def test_stale_record_in_a_batch(study):
 
 
 @pytest.mark.slow
-def test_a_damaged_file_of_records_is_named_and_mended(study, undisturbed):
+def test_a_damaged_file_of_records_stops_every_command(study, undisturbed):
+    """File, line and the way back are named, and nothing is written; restored, the batch goes on."""
     shutil.copytree(undisturbed.folder / "outputs", study.folder / "outputs")
     file = records.batch_file("drill")
     whole = file.read_text()
     lines = whole.splitlines()
-    damaged = "\n".join([lines[0], "", "5", "no record", *lines[1:-1], lines[-1][:500]]) + "\n\n"
-    file.write_text(damaged)
-    status, told = study.call("tables", "--profile", "drill")
-    assert status == 0 and f"dmlstudy: {file}, line 3 (and 2 more lines): it is not a record" in told, told
-    assert "3 records, 1 notebooks" in told and file.read_text() == damaged
-    status, told = study.call("run", *ASKED, "--dry-run")
-    assert status == 0 and "0 runs on 2 workers" in told and file.read_text() == damaged
+    for damaged, number in (("\n".join([lines[0], "no record", *lines[1:]]), 2), (whole[:-500], len(lines))):
+        file.write_text(damaged)
+        for words in (("tables", "--profile", "drill"), ("run", *ASKED)):
+            status, told = study.call(*words)
+            wanted = f"dmlstudy: {file}, line {number}: it is not a record"
+            assert status == 2 and wanted in told and f"git checkout -- {file}" in told, told
+            assert file.read_text() == damaged and not [*file.parent.glob("*.aside-*")]
+    file.write_text(whole)
     status, told = study.call("run", *ASKED)
-    assert status == 0 and "3 lines are set aside" in told and "line 3: it is not a record" in told, told
-    assert file.read_text() == whole
-    (kept,) = file.parent.glob("drill.jsonl.aside-*")
-    assert kept.name in told and kept.read_text() == "\n".join(["5", "no record", lines[-1][:500]]) + "\n"
+    assert status == 0 and file.read_text() == whole, told
 
 
 @pytest.mark.slow
@@ -731,23 +730,24 @@ def test_records_that_came_with_the_project_count_as_recorded(study, undisturbed
     status, told = study.call("run", *ASKED, "--fresh")
     assert status == 0 and "4 runs trained anew, 1 of them with other values" in told, told
     assert f"({first['key']})\n    test/nmi: differs by up to 0.25\n" in told and told.count("differs") == 1
-    assert "1 lines are set aside" in told and len([*file.parent.glob("drill.jsonl.aside-*")]) == 1
+    assert "1 lines have other values now" in told and len([*file.parent.glob("drill.jsonl.aside-*")]) == 1
     assert study.results() == undisturbed.results() and set(study.trained().values()) == {1}
     assert not (study.folder / "outputs/fresh").exists()
 
 
 def test_progress_on_a_terminal(study, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    (run,) = all_runs(jobs_of("smoke", methods=["Softmax"]))
-    records.run_folder(run).mkdir(parents=True)
-    with FileLock(records.run_folder(run) / "lock"):
-        batch._note(run, "begun")
-        progress = batch.BatchProgress([run], lambda run: 60.0, 1)
-        said = {"step": 150, "steps": 200, "scores": {"validation recall@1": "50.0 %"}}
-        (records.run_folder(run) / "progress.json").write_text(json.dumps(said))
-        progress.live = True
-        progress.show()
-        progress.say("a line that stays")
-    out = capsys.readouterr().out
-    assert "step 150 of 200, validation recall@1 50.0 %\n" in out
-    assert "\x1b[2A\x1b[J" in out and out.endswith("a line that stays\n")
+    """A bar with the time that is left by the runs of this batch, and lines that stay."""
+    runs, now = all_runs(jobs_of("smoke", methods=["Softmax", "NPair"])), [0.0]
+    monkeypatch.setattr(batch.time, "perf_counter", lambda: now[0])
+    progress = batch.BatchProgress(runs, lambda run: 60.0 if run == runs[0] else 600.0, 1)
+    assert progress.ahead() == 660.0
+    now[0] = 90.0
+    progress.show(runs[0])  # took one and a half times as long as those before
+    assert progress.ahead() == 900.0
+    progress.bar.refresh()
+    progress.say("a line that stays")
+    progress.failure(runs[1], "ValueError: no")
+    progress.bar.close()
+    out, shown = capsys.readouterr()
+    assert out.startswith("a line that stays\nfailed: ") and progress.ahead() == 0
+    assert "1 of 2 runs |" in shown and "about 15:00 min to go" in shown
