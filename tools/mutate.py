@@ -32,6 +32,7 @@ import torchvision  # noqa: F401
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = tomllib.loads((ROOT / "tests/mutations.toml").read_text())["room"]
 FOUND = ROOT / ".pytest_cache/mutations.json"  # room -> change -> the test that found it
+SECONDS = ROOT / ".pytest_cache/seconds.json"  # test -> how long it took last
 WAIT = 600  # seconds for the tests of a room; a change that makes them hang is found
 TIERS = {"fast": "not slow", "slow": "slow"}
 KINDS = (*TIERS, "survived", "broken")
@@ -48,18 +49,35 @@ def copy_of_project(place: Path) -> None:
     compileall.compile_dir(place / "dmlstudy", quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
 
 
+def read(file: Path) -> dict:
+    """What an earlier run has noted; empty before the first."""
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def write(file: Path, noted: dict) -> None:
+    """Note something for the next run."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(noted, indent=1))
+
+
 class First:
-    """Some tests come first; the one that fails is named in a file."""
+    """Tests that have found something come first, then the short ones; the one that fails is named in a file."""
 
     def __init__(self, first: list[str], file: Path):
         self.place, self.file = {name: i for i, name in enumerate(first)}, file
+        self.known, self.seconds = read(SECONDS), {}
 
     def pytest_collection_modifyitems(self, items):
-        items.sort(key=lambda item: self.place.get(item.nodeid, len(self.place)))
+        key = lambda name: (self.place.get(name, len(self.place)), self.known.get(name, 0.0))
+        items.sort(key=lambda item: key(item.nodeid))
 
     def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed:
             self.file.write_text(report.nodeid)
+
+    def pytest_sessionfinish(self):
+        write(SECONDS, self.known | self.seconds)
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -137,8 +155,7 @@ def main() -> int:
     args, began = parser.parse_args(), time.perf_counter()
     os.nice(10)
     gc.freeze()
-    known = json.loads(FOUND.read_text()) if FOUND.exists() else {}
-    counts = {}
+    known, counts = read(FOUND), {}
     with tempfile.TemporaryDirectory() as folder:
         copy_of_project(Path(folder))
         for room in ROOMS:
@@ -146,10 +163,8 @@ def main() -> int:
             if file in (args.files or [file]):
                 one = Room(Path(folder), room, known.setdefault(file, {}), [*TIERS][: 1 if args.fast else 2])
                 results = one.results()
-                known = json.loads(FOUND.read_text()) if FOUND.exists() else {}
-                known.setdefault(file, {}).update({what: by for what, by in results.items() if by[0] in TIERS})
-                FOUND.parent.mkdir(exist_ok=True)
-                FOUND.write_text(json.dumps(known, indent=1))
+                known[file] |= {what: by for what, by in results.items() if by[0] in TIERS}
+                write(FOUND, known)
                 counts[file] = {kind: sum(by[0] == kind for by in results.values()) for kind in KINDS}
                 for what, (kind, why) in results.items():
                     if kind not in TIERS:

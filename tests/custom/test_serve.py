@@ -78,6 +78,7 @@ def test_a_port_that_is_taken_is_named(model, server, capsys):
     assert f"port {port} cannot be used here (Address already in use)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_a_picture_is_dropped_in_a_browser(model, server, tmp_path):
     content = base64.b64encode((model / "5.png").read_bytes()).decode()

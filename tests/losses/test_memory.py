@@ -355,6 +355,7 @@ def without():
     return {name: fit(six_steps(name), device="cpu")["terms"]["total"][0] for name in ("SINCERE", "Softmax")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("registered", ADDED, indirect=True)
 def test_a_stopped_run_with_an_addition_goes_on_with_equal_bits(registered, without, tmp_path):
     run = six_steps(registered)

@@ -32,6 +32,7 @@ STEMS = {
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
     *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches", "all_drawings"),
+    "errata",
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -66,6 +67,7 @@ ALONE = {
     "decay",
     "sec_sign",
     "axes",
+    "errata",
     "redrawn",
     "factors",
     "other_sets",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import stubs
+import dmlstudy
+from tools import names, stubs
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = """
@@ -46,6 +47,16 @@ dmlstudy.evaluate([[0.0]], [0])
 
 def test_the_stub_is_what_the_registries_give():
     assert stubs.FILE.read_text(encoding="utf-8") == stubs.text(), "run tools/export.py"
+
+
+def test_the_defaults_are_those_of_what_is_made():
+    """Also where a class hands on to its parents what it has another default for."""
+    for what in ("miner", "regularizer"):
+        for name in names.REGISTRIES[what]:
+            made = getattr(dmlstudy, f"make_{what}")(name)
+            for key, default in names.hyperparameters(what, name).items():
+                assert getattr(made, key, default) == default, (name, key)
+    assert names.hyperparameters("miner", "rho_distance")["singletons"] == "drop"
 
 
 @pytest.fixture(scope="module")

@@ -172,6 +172,7 @@ def test_methods_say_what_the_tables_say(page, tab, rule):
     assert bold == wanted.loc[wanted["tied"], "method"].tolist()
 
 
+@pytest.mark.slow
 def test_statistics(page, tab):
     """Quantiles of Student's t and of the range, ties, the expected best of k and the interval at every look."""
     show(tab, page, "")

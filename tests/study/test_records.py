@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -208,6 +209,21 @@ def test_two_that_merge_at_once_lose_nothing(tmp_path, monkeypatch):
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         [*pool.map(_merge, [str(tmp_path)] * 2, [range(20), range(20, 40)])]
     assert {record["run"]["seed"] for record in each_record("drill")} == {*range(40)}
+
+
+def test_a_file_that_is_held_is_waited_for(tmp_path, monkeypatch):
+    """Nothing is written while another holds the lock of the file; all is, afterwards."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    file, run = batch_file("drill"), make_run(seed=1)
+    file.parent.mkdir(parents=True)
+    record = {"key": run.key(), "run": asdict(run), "curves": {}, "made": {}}
+    writer = threading.Thread(target=records.merge_records, args=(file, [record], lambda text: None))
+    with FileLock(file.with_name(f".{file.name}.lock")):
+        writer.start()
+        writer.join(0.5)
+        assert writer.is_alive() and not file.exists()
+    writer.join()
+    assert [found["key"] for found in each_record("drill")] == [run.key()]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -32,6 +33,29 @@ CHECKOUT = Path(batch.__file__).parents[1]
 ASKED = ("--profile", "drill", "--jobs", "2")  # four runs
 MAIN = "import sys; from dmlstudy.cli import main; sys.exit(main())"
 LONG = 900  # seconds after which what is waited for has not come: no check of speed
+
+
+HOLD = """
+
+def hold(file):
+    try:
+        descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return
+    os.write(descriptor, str(os.getpid()).encode())
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def wait_until(happened: Callable, seconds: float = LONG):
+    """What the call gives once it is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := happened():
+            return found
+        time.sleep(0.05)
+    raise TimeoutError(f"it has not happened in {seconds:.0f} s")
 
 
 class Study:
@@ -83,6 +107,17 @@ sys.meta_path.insert(0, Spoiled())
         (self.folder / "spoiled/sitecustomize.py").write_text(code)
         self.environment["PYTHONPATH"] = f"{self.folder / 'spoiled'}{os.pathsep}{CHECKOUT}"
 
+    def hold(self) -> None:
+        """Let the first training of Contrastive wait, until its process is killed or told to end."""
+        self.spoil(f"hold({str(self.folder / 'held')!r})")
+        (self.folder / "spoiled/sitecustomize.py").open("a").write(HOLD)
+
+    def held(self) -> dict:
+        """The run that waits: the first event of its journal, with its key and the process."""
+        wait_until(lambda: (self.folder / "held").exists() and (self.folder / "held").read_text())
+        pid = int((self.folder / "held").read_text())
+        return next(event for event in self.events("begun") if event["pid"] == pid)
+
     def mend(self) -> None:
         self.environment["PYTHONPATH"] = str(CHECKOUT)
 
@@ -119,13 +154,8 @@ sys.meta_path.insert(0, Spoiled())
         """How often each run was trained to its end."""
         return Counter(event["key"] for event in self.events("done"))
 
-    def wait_for(self, kind: str, n: int = 1, seconds: float = LONG) -> list[dict]:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if len(found := self.events(kind)) >= n:
-                return found
-            time.sleep(0.05)
-        raise TimeoutError(f"no {n} runs were {kind}")
+    def wait_for(self, kind: str, n: int = 1) -> list[dict]:
+        return wait_until(lambda: found if len(found := self.events(kind)) >= n else None)
 
 
 @pytest.fixture
@@ -193,8 +223,9 @@ def test_any_executor_gives_the_same_results(study, undisturbed, kind, monkeypat
 
 @pytest.mark.slow
 def test_killed_worker(study, undisturbed):
+    study.hold()
     process = study.start("run", *ASKED)
-    victim = study.wait_for("begun")[0]
+    victim = study.held()
     os.kill(victim["pid"], signal.SIGKILL)
     assert process.wait(LONG) == 0, process.stdout.read()
     assert [event["event"] for event in study.events() if event["key"] == victim["key"]] == ["begun", "begun", "done"]
@@ -275,8 +306,9 @@ def test_killed_again_and_again(study):
 @pytest.mark.slow
 def test_a_stopped_process_is_named_and_keeps_only_its_own_run(study, undisturbed):
     """Another batch trains the others, says for whom it waits, and goes on when the stopped process ends."""
+    study.hold()
     slow = study.start("run", "--profile", "drill", "--jobs", "1")
-    victim = study.wait_for("begun")[0]
+    victim = study.held()
     os.kill(victim["pid"], signal.SIGSTOP)
     os.kill(slow.pid, signal.SIGSTOP)
     other = study.start("run", *ASKED)
@@ -292,20 +324,23 @@ def test_a_stopped_process_is_named_and_keeps_only_its_own_run(study, undisturbe
     assert study.results() == undisturbed.results() and set(study.trained().values()) == {1}
 
 
-def gone(pids, seconds: float = LONG) -> bool:
-    """Do all these processes end?"""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-            return True
-        time.sleep(0.1)
-    return False
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(pids) -> bool:
+    """Wait until all these processes have ended."""
+    return wait_until(lambda: not any(map(alive, pids)))
 
 
 @pytest.mark.slow
 def test_killed_batch(study, undisturbed):
+    study.hold()
     process = study.start("run", *ASKED)
-    pids = {event["pid"] for event in study.wait_for("begun", 1)}
+    pids = {study.held()["pid"]}
     process.kill()
     process.wait()
     assert study.call("run", *ASKED)[0] == 0
@@ -333,8 +368,9 @@ def test_killed_batch_at_ten_random_moments(study, undisturbed):
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted(study, undisturbed, sign):
+    study.hold()
     process = study.start("run", *ASKED)
-    pids = {event["pid"] for event in study.wait_for("begun", 1)}
+    pids = {study.held()["pid"]}
     process.send_signal(sign)
     assert process.wait(LONG) == 130 and gone(pids)
     told = process.stdout.read()
@@ -577,23 +613,25 @@ def test_full_and_read_only_disk(disk, study, undisturbed):
 # locks
 
 
-def _take(seed: int) -> bool:
-    """In another process: try to take a lock, and keep it for a while."""
-    file = records.run_folder(make_run(seed=seed)) / "lock"
+def _take(turn: int) -> bool:
+    """In another process: try to take a lock, and keep it until all four have tried."""
+    file = records.run_folder(make_run(seed=0)) / "lock"
     file.parent.mkdir(parents=True, exist_ok=True)
+    tried = file.parent.parent / "tried"
+    tried.mkdir(exist_ok=True)
     try:
         with FileLock(file, timeout=0):
-            time.sleep(1)
+            (tried / str(turn)).touch()
+            return wait_until(lambda: len([*tried.iterdir()]) == 4)
     except Timeout:
+        (tried / str(turn)).touch()
         return False
-    return True
 
 
 @pytest.mark.slow
 def test_one_of_many_takes_a_lock(study):
     with ProcessPoolExecutor(4, get_context("spawn")) as pool:
-        list(pool.map(_take, range(1000, 1004)))  # processes are up
-        assert sum(pool.map(_take, [0] * 4)) == 1
+        assert sum(pool.map(_take, range(4))) == 1
 
 
 CLOCK = """import time
@@ -622,18 +660,19 @@ def test_the_wall_clock_set_back_or_forth(study, undisturbed):
 # GPUs, status
 
 
-def _device() -> tuple:
-    """In a worker: its GPU and threads."""
-    time.sleep(0.2)
+def _device(folder: Path) -> tuple:
+    """In a worker: its GPU and threads, when all four are there."""
+    (folder / str(os.getpid())).touch()
+    wait_until(lambda: len([*folder.iterdir()]) == 4)
     return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["OMP_NUM_THREADS"], os.getpid()
 
 
 @pytest.mark.slow
-def test_gpus_are_dealt_out_in_turn(monkeypatch):
+def test_gpus_are_dealt_out_in_turn(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert batch.default_workers() == 2
     with batch.Workers(4) as pool:
-        found = [done[1].result() for done in pool.each(_device, [()] * 4) if done]
+        found = [done[1].result() for done in pool.each(_device, [(tmp_path,)] * 4) if done]
     assert sorted(device for device, *_ in found) == ["3", "3", "5", "5"]
     assert {threads for _, threads, _ in found} == {"1"} and len({pid for *_, pid in found}) == 4
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
@@ -649,8 +688,9 @@ def test_runs_side_by_side_share_the_cores_among_their_readers(sharing):
 @pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them(study):
     """However it ends, and also when it is stopped by an error."""
+    study.hold()
     process = study.start("run", *ASKED)
-    pids = {event["pid"] for event in study.wait_for("begun", 1)}
+    pids = {study.held()["pid"]}
     process.kill()
     process.wait()
     assert gone(pids)
