@@ -31,7 +31,18 @@ STEMS = {
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
-    *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches", "all_drawings"),
+    *(
+        "redrawn",
+        "factors",
+        "other_sets",
+        "last_step",
+        "reality_sets",
+        "added",
+        "rendered",
+        "searches",
+        "all_drawings",
+        "placebo",
+    ),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
