@@ -220,7 +220,7 @@ def _entry(profile: str, known: Mapping[str, str], about: str) -> dict:
     out["answer"] = said.replace("<p>", "<p><strong>Answer:</strong> ", 1)
     out["files"] = [file for file in (f"tables/{stem}.csv", f"figures/{stem}.pdf") if (place / file).exists()]
     if (table := place / f"tables/{stem}.md").exists():
-        text = table.read_text(encoding="utf-8").replace("(../explorer.html", "(explorer.html")
+        text = table.read_text(encoding="utf-8").replace("(../", "(")
         first, *more = re.split(r"^## ", text.partition("\n")[2], flags=re.M)
         out["table"] = html(first)
         out["folded"] = [(part.partition("\n")[0].replace("`", ""), html(part.partition("\n")[2])) for part in more]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['t_interval', 'paired_differences', 'holm', 'rank_intervals', 'tied_with_best', 'seeds_needed', 'crossed_interval',
-           'search_interval', 'correlation', 'correlation_interval', 'variance_components']
+           'search_interval', 'correlation', 'correlation_interval', 'variance_components', 'one_search_interval']
 
 # %% ../nbs/06_stats.ipynb #05128fee
 from collections.abc import Mapping, Sequence
@@ -198,3 +198,19 @@ def variance_components(
         estimate = (square / own - rest / df) / repeats
         out[name] = tuple(float(v) for v in np.maximum([estimate, *bounds], 0))
     return out | {"residual": (rest / df, *(float(v) for v in rest / stats.chi2.isf(tails, df)))}
+
+# %% ../nbs/06_stats.ipynb #15a22c49
+def one_search_interval(
+    values: np.ndarray,  # (n,), differences of two methods in the replicates, all with the choice of one search
+    one: np.ndarray,  # (m,), differences where one search chose for all replicates
+    own: np.ndarray,  # (k,), the same effect with a search for each replicate
+    level: float = 0.95,
+) -> tuple[float, float]:  # low, high
+    "Interval of a tuned effect that holds the noise of its one search"
+    check_numbers("interval", over=0, under=1, level=level)
+    v, single, each = (float(np.var(d, ddof=1)) for d in (values, one, own))
+    n, variance = len(values), v / len(values) + max(each - single, 0)
+    parts = [(v / n, n)] + ([(each, len(own)), (single, len(one))] if each > single else [])
+    df = max(1.0, variance**2 / sum(part**2 / (size - 1) for part, size in parts))
+    half = stats.t.isf((1 - level) / 2, df) * np.sqrt(variance)
+    return float(np.mean(values) - half), float(np.mean(values) + half)

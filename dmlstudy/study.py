@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['EXPERIMENTS', 'QUESTIONS', 'PROFILES', 'Profile', 'tuned', 'chosen_for', 'keep_choice', 'protocol_fields', 'run_of',
            'setting_of', 'methods_of', 'tried_in_box', 'trials', 'search_runs', 'scores', 'choose', 'choose_in_boxes',
-           'chosen_by_search', 'unsearched', 'settings_of', 'runs_of', 'Job', 'all_runs', 'jobs_of', 'asked_by']
+           'chosen_by_search', 'unsearched', 'failed_choices', 'settings_of', 'runs_of', 'Job', 'all_runs', 'jobs_of',
+           'asked_by']
 
 # %% ../nbs/86_study.ipynb #a9b3641c
 import functools
@@ -24,7 +25,7 @@ import pandas as pd
 from .boxes import box_of, fitted_best, from_box, in_box, run_fields, unit_points
 from .core import Run, asset, is_folder, lookup, make_run, write_atomically
 from .methods import METHODS, ROTH_METHODS, SEC_METHODS, with_none
-from .records import outputs, selected
+from .records import batch_file, outputs, read_batch, selected
 from .rules import search_score
 
 # %% ../nbs/86_study.ipynb #adefccaa
@@ -113,6 +114,9 @@ def tuned(profile: Profile) -> dict:  # data set -> method -> fields of a run
     return _chosen(file, file.stat().st_mtime) if file and file.exists() else {}
 
 # %% ../nbs/86_study.ipynb #5ea4c402
+_TAKEN = {"grocery_alternate": "grocery", "glyphs_shop": "glyphs_many"}  # data set -> whose choices it takes
+
+
 def chosen_for(
     profile: Profile,
     dataset: str,  # name in DATASETS
@@ -122,8 +126,7 @@ def chosen_for(
     "What the search chose for a method on a data set"
     if (source := METHODS[method].source) is None:
         found = tuned(profile)
-        like = {"grocery_alternate": "grocery", "glyphs_shop": "glyphs_many"}.get(dataset)  # whose choice it takes
-        found = found.get(dataset, found.get(like, {})).get(method, {})
+        found = found.get(dataset, found.get(_TAKEN.get(dataset), {})).get(method, {})
         if isinstance(found, list):
             found = dict(zip(profile.replicates, found, strict=True)).get(replicate, {})
         return {} if "budgets" in (profile.search or {}) else found  # of several choices none is the profile's
@@ -391,6 +394,35 @@ def unsearched(
     p = PROFILES[profile]
     boxed = [m for m in methods if METHODS[m].loss and METHODS[m].source is None and "trials" in (p.search or {})]
     return [m for m in boxed if not chosen_for(p, dataset, m, p.replicates[0])]
+
+# %% ../nbs/86_study.ipynb #bd03d847
+@functools.lru_cache(maxsize=64)
+def _failed(profile: str, file: Path, state: int) -> dict[tuple[str, str], str]:
+    p, found = PROFILES[profile], {}
+    if "trials" in p.search:
+        for row in choose_in_boxes(profile, read_batch(file.stem), p.search["rule"]).itertuples():
+            ends = {*row.edges.split(", ")} - {"", "samples_per_class"}
+            why = [f"{axis} at an edge" for axis in sorted(ends)] + ["poor surface"] * (row.fitted < 0.3)
+            found[row.dataset, row.method] = found.get((row.dataset, row.method), []) + why
+    for dataset, method in ((d, m) for d, rows in tuned(p).items() for m in rows if "trials" not in p.search):
+        for axis, value in tuned(p)[dataset][method].items():
+            tried = {one[axis] for one in trials(profile, dataset, method) if axis in one}
+            if len(tried) > 2 and not min(tried) * 1.001 < value < max(tried) * 0.999:
+                found.setdefault((dataset, method), []).append(f"{axis} at an edge")
+    found |= {(d, m): found[like, m] for d, like in _TAKEN.items() for at, m in [*found] if at == like}
+    return {at: ", ".join(dict.fromkeys(why)) for at, why in found.items() if why}
+
+
+def failed_choices(
+    profile: str,  # name in PROFILES
+) -> dict[tuple[str, str], str]:  # data set and method -> why; of several searches, of any; {} without trials
+    "Find the choices of a profile's search that count as failed"
+    chosen = PROFILES[profile].tuned
+    name = next((n for n, p in PROFILES.items() if chosen and p.search and p.tuned == chosen), None)
+    of = name
+    while of and not batch_file(f"{of}_search").is_file():  # another profile's trials, chosen from in another way
+        of = PROFILES[of].like
+    return _failed(name, (file := batch_file(f"{of}_search")), file.stat().st_mtime_ns) if of else {}
 
 # %% ../nbs/86_study.ipynb #d15b63c6
 def settings_of(

@@ -47,7 +47,8 @@ WEIGHT = {
     "losses": 1.5,
 }  # in the search
 
-PUBLISHED = ("explorer.html", "claims.md", "claims.csv", "tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
+PUBLISHED = ("explorer.html", "claims.md", "claims.csv", "errata.md")
+PUBLISHED += ("tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
 if (location.protocol === "file:") {
@@ -353,7 +354,7 @@ def results(tables: list[dict]) -> list:  # pages and sections of the navigation
     _, _, text = claims.read_text(encoding="utf-8").partition("\n")
     write(claims, weighted(f"# The first ledger: claims of both papers\n\n{quiet(even(text))}", "tables"))
     sections = [{part: [str(page.relative_to(SOURCE)) for _, page in some]} for part, some in parts.items()]
-    return ["outputs/tables/index.md", *sections, "outputs/claims.md"]
+    return ["outputs/tables/index.md", *sections, "outputs/claims.md", "outputs/errata.md"]
 
 
 def main() -> None:

@@ -57,6 +57,7 @@ def two(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_two_processes_are_as_one(two):
     wrong = []
     for name in (*LOSSES, *WRAPPED):
@@ -68,6 +69,7 @@ def test_two_processes_are_as_one(two):
     assert not wrong
 
 
+@pytest.mark.slow
 def test_rows_come_in_the_order_of_the_processes(two):
     for _, f, weights in two:
         assert f.dtype == torch.bfloat16 and f[:, 0].tolist() == [0, 1, 1]

@@ -31,18 +31,8 @@ STEMS = {
     *("sec_margins", "sec_grid", "sec_why", "roth_corrections", "roth_memorization"),
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
-    *(
-        "redrawn",
-        "factors",
-        "other_sets",
-        "last_step",
-        "reality_sets",
-        "added",
-        "rendered",
-        "searches",
-        "all_drawings",
-        "placebo",
-    ),
+    *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches", "all_drawings"),
+    *("errata", "placebo"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -66,6 +56,7 @@ ALONE = {
     "decay",
     "sec_sign",
     "axes",
+    "errata",
     "redrawn",
     "factors",
     "other_sets",

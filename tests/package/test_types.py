@@ -75,12 +75,14 @@ def said(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_good_script_has_its_types(said):
     wanted = {n: line.rpartition("# ")[2] for n, line in enumerate(GOOD.split("\n"), 1) if "reveal_type" in line}
     found = {n: re.sub(r'Revealed type is "(?:\w+\.)*(\w+)"', r"\1", text) for n, text in said["good"].items()}
     assert found == wanted
 
 
+@pytest.mark.slow
 def test_every_line_of_a_bad_script_is_refused(said):
     lines = BAD.split("\n")
     assert [n for n in said["bad"]] == [n for n, line in enumerate(lines, 1) if line and "import" not in line]
