@@ -215,7 +215,7 @@ class HistogramLoss(Loss, name="histogram"):
         self.register_buffer("kept", ~torch.tensor(lost), persistent=False)
 
     def value(self, z: Tensor, labels: Tensor, triplets: None) -> Tensor:
-        h, n_positives, n_negatives = sum_over_rows(self.terms, z, labels)
+        h, n_positives, n_negatives = sum_over_rows(self.terms, z, labels, width=4 * len(z))
         h_p, h_n = h.view(2, -1).unbind()
         return (h_n * h_p.cumsum(0)).sum() / or_one(n_positives * n_negatives)
 
