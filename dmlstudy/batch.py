@@ -36,7 +36,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from .core import Run, cores, duration, root
+from .core import Run, cores, duration, is_folder, root
 from dmlstudy.records import (
     StaleRecord,
     batch_file,
@@ -155,6 +155,10 @@ def record_for(run: Run, **options) -> dict:
 
 
 def _name(run: Run) -> str:
+    if is_folder(run.dataset):
+        n, fold = divmod(run.replicate - 1, 4)
+        part = f"round {n + 1}, fold {fold + 1}" if run.replicate else f"seed {run.seed}"
+        return f"{run.method}, {part}, rate {run.lr:g}, {run.dataset.rpartition('/')[2]} ({run.key()})"
     return f"{run.method} on {run.dataset}, seed {run.seed} ({run.key()})"
 
 
@@ -293,6 +297,7 @@ def run_batch(
     workers: int | None = None,  # processes of this machine; None: one for each GPU, or else for each core
     executor: Executor | None = None,  # in their place; its workers see the same folder
     extend: str | None = None,  # a file with methods of a user's own
+    later: float = 0.0,  # seconds that what comes after this batch may take
     out: Callable[[str], None] | None = None,  # takes lines of text; None: the terminal, with a progress bar
 ) -> list[Failure]:  # empty if all is well
     "Train what is missing side by side, and go on if something fails"
@@ -302,7 +307,7 @@ def run_batch(
     wanted = [run for run in runs if run not in known and run.key() not in refused]
     seconds = typical(each_known()) if wanted else None
     n = max(1, min(workers or default_workers(), len(wanted)))
-    progress = BatchProgress(wanted, seconds, n, out)
+    progress = BatchProgress(wanted, seconds, n, out, later)
     progress.say(f"{len(runs)} runs, {len(known)} of them recorded; {len(wanted)} to train")
     if not wanted:
         return failures
@@ -376,9 +381,9 @@ def _freed(busy: list[Run], progress: "BatchProgress", told: set) -> list[Run]:
 class BatchProgress:
     "A progress bar for a batch, and lines that stay"
 
-    def __init__(self, wanted: Sequence[Run], seconds: Callable | None, workers: int, out: Callable | None = None):
+    def __init__(self, wanted: Sequence[Run], seconds: Callable | None, workers: int, out=None, later: float = 0.0):
         self.left, self.trained, self.failed, self.out = {*wanted}, [], 0, out
-        self.seconds, self.workers, self.began = seconds, workers, time.perf_counter()
+        self.seconds, self.workers, self.later, self.began = seconds, workers, later, time.perf_counter()
         often = 0.5 if sys.stderr.isatty() else 30  # seconds
         words = "{n_fmt} of {total_fmt} runs |{bar:30}| {elapsed}{postfix}"
         hidden = out is not None or not wanted
@@ -407,7 +412,8 @@ class BatchProgress:
             self.left.remove(run)
             self.trained.append(run)
         failed = f"{self.failed} failed, " if self.failed else ""
-        self.bar.set_postfix_str(f"{failed}about {duration(self.ahead())} to go", refresh=False)
+        later = f", {duration(self.ahead() + self.later)} in all" if self.later else ""
+        self.bar.set_postfix_str(f"{failed}about {duration(self.ahead())} to go{later}", refresh=False)
         self.bar.update(len(self.trained) - self.bar.n)
 
 # %% ../nbs/87_batch.ipynb #5d78f25d

@@ -29,7 +29,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from . import _EXTRAS, __version__
-from .core import Run, cache_dir, duration, is_folder, lookup, names, numbers, outputs
+from .core import SHOWN, Run, cache_dir, duration, is_folder, lookup, names, numbers, outputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # %% ../nbs/99_cli.ipynb #a5d96cee
 def _count(word: str) -> int | None:  # processes; None for 0: as many as there are GPUs or cores
     if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of processes: give 1 or more, or leave it out")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of processes: give 1 or more, or 0 for all cores")
     return int(word) or None
 
 
@@ -92,14 +92,14 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     return _end(args.profile, failures, began)
 
 # %% ../nbs/99_cli.ipynb #220deed7
-def _train(args: argparse.Namespace, runs: Sequence[Run]) -> list:  # failures
+def _train(args: argparse.Namespace, runs: Sequence[Run], later: float = 0.0) -> list:  # failures
     "Train what is missing, on this machine or on the workers of a scheduler"
     from dmlstudy.batch import run_batch
 
     extend = getattr(args, "extend", None)
     if args.scheduler:
         return _on_cluster(args.scheduler, runs, args.resources, extend)
-    return run_batch(runs, args.jobs, extend=extend)
+    return run_batch(runs, args.jobs, extend=extend, later=later)
 
 # %% ../nbs/99_cli.ipynb #8fa59b71
 def _print_changes(found: dict, n: int) -> None:  # as from `take_fresh`
@@ -160,85 +160,28 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
             print(folder_summary(load_folder(name)))
     return folders
 
-# %% ../nbs/99_cli.ipynb #f1d0c001
-def _folder_words(row) -> dict:  # of `fold_table`
-    "A row as it is printed"
-    import numpy as np
-
-    span = lambda value, low, high, sign="": (
-        f"{row[value]:{sign}.1f}"
-        + (f" ({row[low]:{sign}.1f} to {row[high]:{sign}.1f})" if np.isfinite(row[high]) and row["folds"] > 1 else "")
-    )
-    said = {"method": row["method"], "recall@1, %": span("recall@1", "low", "high"), "map@r, %": f"{row['map@r']:.1f}"}
-    said |= {"window": f"{row['window']:.1f}", "last": f"{row['last']:.1f}"}
-    same = row["method"] == "network as it is"
-    said["against the network as it is"] = "" if same else span("difference", "difference low", "difference high", "+")
-    start = f"{row['start kept']} of {row['folds']}" if row["start kept"] else ""
-    return said | {"start kept": start, "may be best": "yes" if row["may be best"] else ""}
-
-
-def _decide(name: str, methods: list[str], seeds: list[int], profile: str) -> None:
-    "Say whether training helps on a folder of images, and keep a model"
-    import json
-
-    import pandas as pd
-
-    from dmlstudy.data.folder import load_folder
-    from dmlstudy.folds import fold_answers, fold_rows, fold_table, threshold_said
-    from dmlstudy.kept import _ratio, keep_model
-    from dmlstudy.records import write_table
-
-    data, ratio, table = load_folder(name), _ratio(name), fold_rows(methods, name, seeds, profile)
-    classes = len({*data.train.class_names, *data.test.class_names})
-    rows, (said, row) = fold_table(table, ratio), fold_answers(table, ratio, classes)
-    shown = pd.DataFrame([_folder_words(one) for _, one in rows.iterrows()])
-    if not table["row"].str.endswith("whole network").any():
-        said.append("Training the whole network is not offered on a CPU.")
-    unit = "folds of classes (corrected resampled t)" if ratio else "seeds: they speak of these test classes"
-    stem = "".join(c if c.isalnum() else "_" for c in Path(name).name)
-    notes = (
-        f"Profile {profile}; rates and steps: chosen on validation classes of each fold. Intervals: 95 %, over {unit}"
-    )
-    print(shown.to_string(index=False), *said, sep="\n")
-    print(write_table(stem, rows, shown, " ".join(said), notes, "custom"))
-    folder = outputs() / "custom" / "models" / stem
-    asked = {"row": row, "seeds": seeds, "profile": profile, "methods": methods, "dataset": name}
-    card = json.loads((folder / "card.json").read_text()) if (folder / "card.json").is_file() else {}
-    if card.get("asked") != asked:
-        card = keep_model(row, name, seeds, profile, folder, asked)
-    print(threshold_said(card["verification"]))
-    print(f"{folder}: {row}, kept as a model; dmlstudy search --model {folder} IMAGE")
-
 # %% ../nbs/99_cli.ipynb #bdf365f6
 def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str]) -> list | int:
-    "Train methods in all folds of folders of images, and say what came out; failures, or the status of a dry run"
+    "Train methods in all folds of folders of images, and export a model; failures, or the status of a dry run"
     from types import SimpleNamespace
 
+    from dmlstudy.batch import default_workers
     from dmlstudy.comparison import _try_all
-    from dmlstudy.folds import chosen_run, draws, fold_trials
+    from dmlstudy.folds import Folds
+    from dmlstudy.kept import study_folder
     from dmlstudy.methods import METHODS
 
-    seeds = numbers(args.seeds)
+    shape = f"{'fit' if args.keep_aspect else 'squash'}{args.size or 128}" if args.size or args.keep_aspect else None
+    studies = [Folds(name, (*numbers(args.seeds),), args.profile, shape) for name in folders]
     trained = [name for name in methods if lookup("method", name, METHODS).loss]
     _try_all([name for name in trained if METHODS[name].make], folders, args.profile)
-    each = [(name, method, draw) for name in folders for draw in draws(name, seeds) for method in trained]
-    trials = {one: fold_trials(args.profile, *one) for one in each}
     if args.dry_run:  # the last run of a fold has one of the rates that were tried
-        job = lambda name, runs: SimpleNamespace(experiment="folds", dataset=name, strict_data=True, runs=lambda: runs)
-        runs = lambda one: [*trials[one], _plain(args.profile, *one)]
-        wanted = {name: [run for one in each if one[0] == name for run in runs(one)] for name in folders}
-        return _dry_run([job(name, runs) for name, runs in wanted.items()], args.jobs)
-    failures = _train(args, [run for runs in trials.values() for run in runs])
-    failures = failures or _train(args, [chosen_run(args.profile, *one) for one in each])
-    for name in () if failures else folders:
-        _decide(name, trained, seeds, args.profile)
-    return failures
-
-
-def _plain(profile: str, dataset: str, method: str, draw: tuple) -> Run:
-    from dmlstudy.study import run_of
-
-    return run_of(profile, dataset, method, draw[0], replicate=draw[1])
+        runs = lambda f, one: [*f.trials(*one), f.run(*one)]
+        wanted = {f: [run for d in f.draws for m in trained for run in runs(f, (m, d))] for f in studies}
+        job = lambda f: SimpleNamespace(experiment="folds", dataset=f.dataset, strict_data=True, runs=lambda: wanted[f])
+        return _dry_run([*map(job, studies)], args.jobs)
+    train = lambda runs, later: _train(args, runs, later)
+    return [failure for f in studies for failure in study_folder(f, trained, train, args.jobs or default_workers())]
 
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
@@ -289,16 +232,16 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e1f09aad
 def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: list[str], seeds: list[int]) -> None:
     "Set methods of one's own beside named baselines"
-    from dmlstudy.comparison import _NO_ROWS, AGAINST, said, standing, verdicts, write_comparison_of
+    from dmlstudy.comparison import _NO_ROWS, AGAINST, SIZE, shown, standing, verdicts, write_comparison_of
     from dmlstudy.methods import METHODS
 
     against = names(args.against, ";")
     beside = [name for name in names(args.methods, ";") if not METHODS[name].make]  # used where no other was named
     table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside])
     if methods and not table["yours"].any():
-        print("none of yours is trained: there is nothing to compare")
+        print("No custom method was trained, so there is nothing to compare")
     elif not table.empty:
-        print(said(table).to_string(index=False), *verdicts(table), sep="\n")
+        print(shown(table, SIZE).to_string(index=False), *verdicts(table), sep="\n")
         if not table["baseline"].any():
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
         print(*write_comparison_of(table, args.profile), sep="\n")
@@ -452,13 +395,17 @@ def _status(args: argparse.Namespace) -> int:  # exit status
     import pandas as pd
 
     from dmlstudy.batch import batch_status
+    from dmlstudy.kept import folder_status
 
     plans = batch_status(args.profile)
     for profile, rows in plans.items():
         print(f"profile {profile}")
         heads = ["experiment", "data set", "runs", "recorded", "training", "failed"]
         print(pd.DataFrame([(*of, *counts) for of, counts in rows.items()], columns=heads).to_string(index=False))
-    if not plans:
+    folders = folder_status()
+    if folders:
+        print("folders of images (* the stage that began last)", pd.DataFrame(folders).to_string(index=False), sep="\n")
+    if not plans and not folders:
         print(f"no batch was begun in {outputs()}: dmlstudy run begins one")
     return 0
 
@@ -490,21 +437,10 @@ def _drop(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e7a1c006
 def _evaluate(args: argparse.Namespace) -> int:  # exit status
     "Measure embeddings in a file, each metric with its interval over classes"
-    from dmlstudy.embeddings import embedding_table, read_embeddings, read_labels, read_matrix, seconds_ahead
+    from dmlstudy.embeddings import embedding_table, read_inputs, seconds_ahead
 
-    (f, labels), gallery = read_embeddings(args.embeddings, args.label), (None, {})
-    labels = read_labels(args.labels, args.label) if args.labels else labels
-    if args.gallery:
-        gallery = read_embeddings(args.gallery, args.label)
-    if args.gallery_labels:
-        gallery = gallery[0], read_labels(args.gallery_labels, args.label)
-    relevance = read_matrix(args.relevance) if args.relevance else None
-    labels = {} if args.relevance else labels
-    if relevance is None and not labels:
-        raise ValueError(f"{args.embeddings} has no labels: name a file of them, or a column with --label")
-    if f.ndim != 2 or any(y.shape != f.shape[:1] for y in labels.values()):
-        shapes = " and ".join(str(y.shape) for y in labels.values())
-        raise ValueError(f"embeddings are (N, D) and labels (N,); got {f.shape} and {shapes}")
+    given = args.embeddings, args.labels, args.gallery, args.gallery_labels, args.relevance
+    f, labels, *gallery, relevance = read_inputs(*given, args.label, args.columns)
     wanted, classes = names(args.metrics) or None, max((len({*y.tolist()}) for y in labels.values()), default=1)
     if labels and len(f) * len(f if gallery[0] is None else gallery[0]) > 4e8:
         (level, first), rounds = next(iter(labels.items())), 1 if args.no_intervals or classes < 20 else 11
@@ -681,6 +617,7 @@ def _switch(flag: str, text: str) -> tuple:
     return _option(flag, text, action="store_true")
 
 
+_SIDES = (96, 128, 160, 224)
 _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "profile": _option("--profile", "scale of the study (default: glyphs)", default="glyphs"),
     "run_profile": _option("--profile", "scale of the study (default: glyphs; with --extend omniglot_objectives)"),
@@ -693,7 +630,11 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "methods": _many("--methods", "rows of the tables, separated by semicolons (default: those of the profile)"),
     "extend": _option("--extend", "a Python file with losses of your own", metavar="FILE"),
     "against": _many("--against", "rows to compare yours with (default: Contrastive (D); Softmax)", "ROW"),
-    "jobs": _option("--jobs -j", "processes side by side (default: one a GPU, or a core)", type=_count, metavar="N"),
+    "size": _option("--size", "folders: side of the images in pixels (default: 128)", type=int, choices=_SIDES),
+    "keep_aspect": _switch("--keep-aspect", "folders: keep the shape of images, fill up with grey (else: squash)"),
+    "jobs": _option(
+        "--jobs -j", "processes side by side (default, and 0: one a GPU, or a core)", type=_count, metavar="N"
+    ),
     "scheduler": _option("--scheduler", "a Dask scheduler with workers, such as tcp://host:8786", metavar="ADDRESS"),
     "resources": _many("--resources", "with --scheduler: what a run needs of a worker", "NAME=N"),
     "dry_run": _switch("--dry-run", "say what would run, whether it can, and how long it may take"),
@@ -720,6 +661,7 @@ _EVALUATE_OPTIONS = {
     "embeddings": _option("embeddings", ".npy, .npz, .csv, .tsv or .parquet: (N, D), with labels or without"),
     "labels": _option("labels", "a file of labels, where the first has none", nargs="?"),
     "label": _many("--label", "columns with the labels, a level each (default: label, or class)", "COLUMN"),
+    "columns": _many("--columns", "columns that are dimensions, such as d* (default: numbers that are no ids)", "NAME"),
     "gallery": _option("--gallery", "search in these embeddings, not in the first file", metavar="FILE"),
     "gallery_labels": _option("--gallery-labels", "and their labels, if they are elsewhere", metavar="FILE"),
     "relevance": _option(
@@ -734,7 +676,7 @@ _EVALUATE_OPTIONS = {
 _FIND_OPTIONS = {
     "image": _option("image", "files to find the nearest images to", nargs="*", metavar="IMAGE"),
     "model": _option("--model", "folder of the model, as `run --datasets folder:DIR` names it", required=True),
-    "k": _option("--k", "images to find (default: 8)", type=int, default=8),
+    "k": _option("--k", f"images to find (default: {SHOWN})", type=int, default=SHOWN),
     "engine": _option(
         "--engine", "exact, or faiss_ivf: an approximate index for millions of images", default="exact", metavar="NAME"
     ),
@@ -751,7 +693,7 @@ _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | 
 COMMANDS = {  # name -> function and options
     "run": (
         _run,
-        "run_profile questions experiments datasets seeds replicates methods extend against "
+        "run_profile questions experiments datasets seeds replicates methods extend against size keep_aspect "
         "jobs scheduler resources dry_run fresh replace any_data",
     ),
     "status": (_status, "any_profile"),
@@ -761,7 +703,10 @@ COMMANDS = {  # name -> function and options
     "tune": (_tune, "profile methods jobs dry_run"),
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
-    "evaluate": (_evaluate, "embeddings labels label gallery gallery_labels relevance metrics no_intervals csv"),
+    "evaluate": (
+        _evaluate,
+        "embeddings labels label columns gallery gallery_labels relevance metrics no_intervals csv",
+    ),
     "search": (_search, "image model k engine picture serve port"),
     "list": (_list, ""),
 }

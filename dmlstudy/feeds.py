@@ -106,7 +106,7 @@ def _features_file(images: Files, net: torch.nn.Module, transform: Callable) -> 
     for name, value in net.stem.state_dict().items():
         digest.update(name.encode() + value.cpu().numpy().tobytes())
     for name in images.paths:
-        digest.update(f"\n{images.folder / name} {_state(images.folder / name)}".encode())
+        digest.update(os.fsencode(f"\n{images.folder / name} {_state(images.folder / name)}"))
     return cache_dir() / "features" / f"{digest.hexdigest()[:16]}.f16"
 
 # %% ../nbs/68_feeds.ipynb #5f0a1c04
@@ -118,13 +118,14 @@ def _pieces(
 ) -> Iterator[np.ndarray]:  # float16 (n, 2, ...)
     "Stem features of photographs and their mirror images, some at a time; `first` is a multiple of _PIECE"
     device = next(net.parameters()).device
-    said = f"stem features of {len(images):,} photographs"
-    shown = dict(unit=f"x {_PIECE}", mininterval=5, disable=len(images) < 500, leave=False)
-    for i in tqdm(range(first, len(images), _PIECE), said, **shown):
-        x = torch.stack([transform(images[k]) for k in range(i, min(i + _PIECE, len(images)))]).to(device)
-        x = torch.stack([x, x.flip(-1)], 1).flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        with torch.no_grad():
-            yield net.stem_features(x).unflatten(0, (-1, _VIEWS)).half().cpu().numpy()
+    shown = dict(unit="image", mininterval=5, disable=len(images) < 200, leave=False)
+    with tqdm(total=len(images), initial=first, desc="stem features", **shown) as bar:
+        for i in range(first, len(images), _PIECE):
+            x = torch.stack([transform(images[k]) for k in range(i, min(i + _PIECE, len(images)))]).to(device)
+            bar.update(len(x))
+            x = torch.stack([x, x.flip(-1)], 1).flatten(0, 1).contiguous(memory_format=torch.channels_last)
+            with torch.no_grad():
+                yield net.stem_features(x).unflatten(0, (-1, _VIEWS)).half().cpu().numpy()
 
 # %% ../nbs/68_feeds.ipynb #5f0a1c06
 def file_features(
@@ -180,6 +181,7 @@ class Feed:
     def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, views: int = 1):
         self.stem, self.seed, self.views = not run.train_stem, run.seed, views
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
+        self.groups = getattr(splits.get("test"), "groups", None)  # visit or burst of each test image
         self.classes = len(splits["train"].class_names)
         self.size = 2048 if run.dataset in EMBEDDED else 112  # images that are measured together
         if self.stem:
@@ -249,6 +251,7 @@ class FileFeed:
     def __init__(self, run: Run, splits: Mapping[str, Split], device: torch.device, views: int = 1, workers: int = 0):
         self.splits, self.device, self.workers, self.seed, self.views = splits, device, workers, run.seed, views
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
+        self.groups = getattr(splits.get("test"), "groups", None)  # visit or burst of each test image
         self.classes = len(splits["train"].class_names)
         self.transform = {train: make_transform(run.transform, train, run.model) for train in (True, False)}
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import parse_qs, urlsplit
 
-from .core import asset
+from .core import SHOWN, asset
 from .data.files import open_image
 from .folds import threshold_said
+from .kept import nearest_others
 
 # %% ../nbs/91_serve.ipynb #2e126c54
 _LARGEST = 100_000_000  # bytes of a picture
@@ -91,20 +92,26 @@ class _Finder(_Handler):
             file.write_bytes(self.rfile.read(int(size)))
             try:
                 with self.server.one_at_a_time:
-                    distances, rows = kept.nearest(kept.embed([open_image(file)]), self.server.k)
+                    f = kept.embed([open_image(file)])
+                    distances, rows, copies = nearest_others(kept, f, [file], self.server.k)
             except ValueError as error:
                 return self.refuse(str(error).replace(str(file), "you dropped"), 400)
-        names, threshold = kept.names(), (kept.card["verification"] or {}).get("threshold")
+        names, cut = kept.names(), kept.card["verification"] or {}
+        threshold = (cut.get("threshold") or None) if cut.get("stated") else None
         near = [(float(d), int(row), *names[row]) for d, row in zip(distances[0], rows[0], strict=True)]
         found = [dict(zip(("distance", "row", "image", "class"), one, strict=True)) for one in near]
-        within = "" if threshold is None else f", {sum(d <= threshold for d in distances[0])} within the threshold"
-        self.send({"found": found, "threshold": threshold, "text": f"{len(found)} nearest images{within}."})
+        said = [f"{len(found)} nearest images."]
+        said += ["The picture itself is in the gallery, and left out."] if copies else []
+        if threshold:
+            n, share = sum(d <= threshold for d in distances[0]), kept.card["verification"]["stated"]
+            said += [f"Framed: {n} up to a distance of {threshold:.3f}, chosen so that {share:.0%} are of its class."]
+        self.send({"found": found, "threshold": threshold, "text": " ".join(said)})
 
 # %% ../nbs/91_serve.ipynb #d559fbfd
 def serve(
     kept,  # as from `dmlstudy.kept.load`
     port: int = 8765,  # 0: any that is free
-    k: int = 12,  # images to find
+    k: int = SHOWN,  # images to find
 ) -> ThreadingHTTPServer:  # on 127.0.0.1; `serve_forever` begins
     "A server of one page, for this machine alone"
     try:

@@ -530,6 +530,8 @@ def _look_up(experiments: Sequence[str], datasets: Sequence[str], methods: Seque
         if not is_folder(name):
             from dmlstudy.data import DATASETS  # with torch, which what only draws does without
 
+            if name not in DATASETS and os.path.exists(name):
+                raise ValueError(f"There is no data set {name!r}. For the images in this folder: folder:{name}")
             lookup("data set", name, DATASETS)
 
 

@@ -185,7 +185,7 @@ def write_decoded(
                         f.write(image.tobytes())
                         rows.append([name, offset, *image.shape[:2], zlib.crc32(image.tobytes()), *source])
                         offset += image.size
-                        digest.update(f"{name}\0{source[-1]}\n".encode())
+                        digest.update(os.fsencode(f"{name}\0{source[-1]}\n"))
             os.replace(half, path.with_suffix(".u8"))
         except OSError as error:
             if error.errno == errno.ENOSPC:  # which names no file
@@ -286,9 +286,9 @@ def _bad(files: Files, workers: int | None = None) -> dict[str, str]:
     "What `unreadable` says or has said; of a decoded copy, what was left out of it"
     if files.decoded is not None:
         return {path: files.decoded.left_out[path] for path in files.paths if path in files.decoded.left_out}
-    digest = hashlib.sha256(f"2 {files.folder}".encode())
+    digest = hashlib.sha256(os.fsencode(f"2 {files.folder}"))
     for path in files.paths:
-        digest.update(f"{path}\0{_state(files.folder / path)}\n".encode())
+        digest.update(os.fsencode(f"{path}\0{_state(files.folder / path)}\n"))
     known = cache_dir() / "verified" / f"{digest.hexdigest()[:32]}.json"
     before = _remembered(known)
     again = [path for path in files.paths if before is None or path in before]

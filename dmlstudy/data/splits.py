@@ -27,6 +27,7 @@ class Split:
     class_names: tuple[str, ...]  # C names
     coarse: Tensor | None = None  # (N,), int64, labels of a coarser kind, where the data set has them
     coarse_names: tuple[str, ...] = ()  # the names of those
+    groups: Tensor | None = None  # (N,), int64, visit or burst of each image, where retrieval can leave out its own
 
     def __post_init__(self):
         if len(self.images) != len(self.labels):
@@ -57,8 +58,9 @@ def take(
         images = images[indices]
     else:  # files are not read to be chosen
         images = images.take(indices) if hasattr(images, "take") else [images[i] for i in indices.tolist()]
-    coarse = None if split.coarse is None else split.coarse[indices]
-    return replace(split, images=images, labels=split.labels[indices], coarse=coarse)
+    some = lambda x: None if x is None else x[indices]
+    more = {"coarse": some(split.coarse), "groups": some(split.groups)}
+    return replace(split, images=images, labels=split.labels[indices], **more)
 
 # %% ../../nbs/09_data.splits.ipynb #9205d490
 def keep_classes(
@@ -191,6 +193,7 @@ class Data:
     left_out: Mapping[str, str] = field(default_factory=dict)  # images that cannot be read, with the reason; not strict
     folds: Tensor | None = None  # (C,), which of five folds holds out a training class; None: consecutive fifths
     drawn: int | None = None  # training classes that every replicate draws, 0 too; None: four fifths, and 0 has all
+    visits: bool = False  # the groups of its images are visits, not near-duplicates
     whole: Split | None = None  # all classes, where replicates from 1 on are parts of rounds of cross-validation
 
     def validation(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torchvision.transforms.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from ..core import generator, lookup
@@ -93,6 +93,7 @@ STEPS = {  # name -> image, generator, arguments -> image
     "resize": lambda image, g, side: short_side(image, side),
     "center_crop": lambda image, g, size: F.center_crop(image, [size, size]),
     "squash": lambda image, g, side: image.resize((side, side), Image.Resampling.BICUBIC),
+    "fit": lambda image, g, side: ImageOps.pad(image, (side, side), Image.Resampling.BICUBIC, (127, 127, 127)),
 }
 
 # %% ../../nbs/15_data.transforms.ipynb #9625a6ef
@@ -107,7 +108,8 @@ TRANSFORMS: dict[str, dict[str, tuple]] = {  # name -> train or test -> steps wi
     "simclr": {"train": (_MOST, ("flip",), ("jitter", (0.4, 0.4, 0.4, 0.1), 0.8), ("grey", 0.2)), "test": ()},
     "cifar": {"train": (_MOST, ("flip",)), "test": ()},
     **{
-        f"squash{side}": {"train": (("squash", side), ("flip",)), "test": (("squash", side),)}
+        f"{shape}{side}": {"train": ((shape, side), ("flip",)), "test": ((shape, side),)}
+        for shape in ("squash", "fit")
         for side in (96, 128, 160, 224)
     },
 }
@@ -155,7 +157,7 @@ class Transform:
 
     def check_generator(self, generator: torch.Generator | None, each: str) -> None:
         "A transform that draws needs a generator"
-        if generator is None and any(name not in ("resize", "center_crop", "squash") for name, *_ in self.steps):
+        if generator is None and any(name not in ("resize", "center_crop", "squash", "fit") for name, *_ in self.steps):
             raise ValueError(f"a training transform draws: hand it a torch.Generator of its own for each {each}")
 
     def picture(

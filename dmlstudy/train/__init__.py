@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from tqdm.auto import tqdm
 
-from ..core import Run, generator, root, versions, write_atomically
+from ..core import SHOWN, Run, generator, root, versions, write_atomically
 from ..feeds import reader_processes
-from ..metrics import evaluate
+from ..metrics import evaluate, evaluate_apart
 from ..metrics.linear import every_other, linear_accuracy
 from ..metrics.oneshot import hits_within, nearest_other, one_shot_errors
 from ..metrics.space import class_spectra, spectrum
@@ -62,13 +62,13 @@ def _linear(state: State, part: str) -> float:
     own = every_other(labels)
     return linear_accuracy(*known, h, labels) if known else linear_accuracy(h[own], labels[own], h[~own], labels[~own])
 
-# %% ../../nbs/84_train.ipynb #80e71bb8
+# %% ../../nbs/84_train.ipynb #80e71bb7
 def _sampled_recall(f: Tensor, labels: Tensor, n: int, normalize: bool) -> Tensor:
     "recall@1 of a fixed sample of images, searched among all"
     some = torch.randperm(len(labels), generator=generator(0, "train queries"))[:n].to(labels.device)
     return (labels[nearest_other(f, some, normalize)] == labels[some]).double().mean()
 
-
+# %% ../../nbs/84_train.ipynb #80e71bb8
 def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a list of values
     "All metrics on all splits"
     feed, on_sphere = state.feed, state.objective is None or state.objective.loss.normalizes
@@ -91,6 +91,9 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
             out[curve]["hits"] = feed.labels[part].bincount(each["recall@1"]).long().tolist()
         if sampled:
             out[curve]["recall@1"] = _sampled_recall(f[part], feed.labels[part], state.run.train_queries, on_sphere)
+    if feed.groups is not None and "test" in out:
+        groups, names = feed.groups.to(f["test"].device), ("recall@1", "map@r", f"precision@{SHOWN}")
+        out["apart"] = evaluate_apart(f["test"], feed.labels["test"], groups, names, on_sphere)
     if state.one_shot is not None and "test" in out:
         task = f["test"], feed.labels["test"], state.coarse["test"]
         out["test"]["within_recall@1"] = hits_within(*task, on_sphere).double().mean()

@@ -9,6 +9,7 @@ __all__ = ['check_run', 'metrics_of', 'sampler_of', 'mixup_of', 'State', 'start'
 # %% ../../nbs/81_train.state.ipynb #f0136e73
 import hashlib
 import math
+import os
 import time
 import warnings
 import zipfile
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..core import Run, generator, lookup, write_atomically
+from ..core import SHOWN, Run, generator, is_folder, lookup, write_atomically
 from ..data.files import Files, _state, verify
 from ..data.omniglot import SETS, one_shot_runs
 from ..distances import PRECISIONS
@@ -75,6 +76,7 @@ def metrics_of(
 ) -> dict[str, tuple[str, ...]]:  # what is searched -> metric names
     "What is measured on the splits of a data set"
     recalls = tuple(f"recall@{k}" for k in _RECALLS.get(dataset, (1, 2, 4, 8)))
+    recalls += (f"precision@{SHOWN}",) if is_folder(dataset) else ()
     retrieval, norms = (*recalls, "map_c", "map@r"), ("norm_mean", "norm_var", "norm_cv")
     return {
         "test": (*retrieval, "nmi", "f1", "intra", "inter", "ratio", "rho", *norms),
@@ -224,7 +226,7 @@ def material(
     for part, split in getattr(state.feed, "splits", {}).items():
         if isinstance(split.images, Files):
             listed = "\n".join(f"{name}\0{_state(split.images.folder / name)}" for name in split.images.paths)
-            held[f"files of {part}"] = hashlib.sha256(listed.encode()).hexdigest()
+            held[f"files of {part}"] = hashlib.sha256(os.fsencode(listed)).hexdigest()
     digest = weights_sha256(state.run.model, state.run.weights)
     return held | ({"weights": digest} if digest else {})
 

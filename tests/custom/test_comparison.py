@@ -1,6 +1,7 @@
 """Where a loss of one's own stands, against the committed records read without the room's code."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -8,9 +9,10 @@ from dmlstudy import compare, comparison, own
 from dmlstudy.core import make_run
 from dmlstudy.methods import METHODS
 from dmlstudy.records import selected
+from dmlstudy.stats import t_interval
 from dmlstudy.study import setting_of
 from dmlstudy.tables import profile_records
-from dmlstudy.verdicts import COMPARED, verdict
+from dmlstudy.verdicts import verdict
 
 DRAWS = [90, 91, 92, 93, 94]
 
@@ -55,11 +57,9 @@ def test_the_best_row_may_be_best_and_the_worst_may_not(table):
 def test_the_sentence_has_the_word_and_the_numbers_of_the_interval(table):
     row = table.loc["Triplet (D)"]
     told = comparison.verdicts(table.reset_index())
-    word = COMPARED[verdict(row["difference low"], row["difference high"], comparison.SIZE)]
-    numbers = (
-        f"{row['difference']:+.1f} points of recall@1 ({row['difference low']:+.1f} to {row['difference high']:+.1f})"
-    )
-    assert len(told) == 2 and word in told[0] and numbers in told[0]
+    word = comparison.WORDS[verdict(row["difference low"], row["difference high"], comparison.SIZE)]
+    numbers = f"recall@1 {row['difference']:+.1f} [{row['difference low']:+.1f}, {row['difference high']:+.1f}]"
+    assert len(told) == 2 and f"{numbers}: {word}; MAP@R " in told[0]
 
 
 def test_a_row_without_runs_is_left_out():
@@ -72,21 +72,22 @@ def test_a_row_without_runs_is_left_out():
 
 
 def values(*recalls, first=90):
-    """Draw -> what a run reached: recall@1, and a third of it as MAP@R."""
-    return {first + i: {"recall@1": r, "map@r": r / 3, "step": 10 * i} for i, r in enumerate(recalls)}
+    """What a run reached, by draw: recall@1, and a third of it as MAP@R, in %."""
+    draws = range(first, first + len(recalls))
+    return pd.DataFrame({"recall@1": recalls, "map@r": np.divide(recalls, 3)}, draws) * 100
 
 
-def test_a_row_has_its_means_in_points_and_differences_of_common_draws():
-    """The first baseline gives the difference, a second one has its own columns; a row is not compared with itself."""
-    mine, first = values(0.5, 0.6, 0.7, first=91), {90: 1.0, 91: 40.0, 92: 55.0, 93: 60.0}
-    row = comparison._row("Mine", mine, {"First": first, "Second": {91: 50.0}, "Mine": first}, False)
+def test_a_row_has_its_means_and_differences_of_common_draws():
+    """The first baseline gives the difference, a second one has its own columns."""
+    mine, first = values(0.5, 0.6, 0.7, first=91), values(1.0, 0.4, 0.55, 0.6)
+    others = {"difference": first, "difference to Second": values(0.5, first=91)}
+    row = comparison.effects(mine, others, t_interval, lambda d: comparison._mean(d, False))
     d = np.array([10.0, 5.0, 10.0])
     half = stats.t.isf(0.025, 2) * d.std(ddof=1) / 3**0.5
-    assert row["seeds"] == row["paired seeds"] == 3 and row["start kept"] == 1
     assert [row["recall@1"], row["map@r"]] == pytest.approx([60.0, 20.0])
     ends = [row["difference"], row["difference low"], row["difference high"]]
     assert ends == pytest.approx([d.mean(), d.mean() - half, d.mean() + half])
-    assert row["difference to Second"] == 0 and "difference to Mine" not in row
+    assert row["map@r difference"] == pytest.approx(d.mean() / 3) and row["difference to Second"] == 0
     assert row["low"] >= 0 and row["high"] <= 100
 
 
@@ -104,8 +105,8 @@ def test_only_rows_with_all_draws_may_be_best():
     """A row with fewer draws, or with others, is not told from the best: it is not asked."""
     rows = {"good": values(0.8, 0.82, 0.81), "near": values(0.79, 0.83, 0.81), "bad": values(0.2, 0.21, 0.2)}
     rows |= {"short": values(0.9, 0.91), "other": values(0.9, 0.9, 0.91, first=95)}
-    found = comparison._may_be_best(rows)
-    assert found == {"good": True, "near": True, "bad": False, "short": False, "other": False}
+    found = comparison._may_be_best(rows, "recall@1", lambda d: comparison._mean(np.asarray(d), False))
+    assert {*found} == {"good", "near"}
 
 
 def test_usual_draws_are_those_that_both_baselines_have(monkeypatch):

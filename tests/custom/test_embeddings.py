@@ -89,12 +89,37 @@ def test_every_format_gives_the_same_table(files, capsys):
     lists.assign(embedding=[str(row.tolist()) for row in f]).to_csv(files / "lists.csv", index=False)
     metrics = ["--metrics", "recall@1", "precision@4", "nmi"]
     first = told([files / "f.npy", files / "y.npy", *metrics], capsys)
-    for name in ("both.npz", "both.csv", "both.parquet", "lists.csv"):
+    for name in ("both.npz", "both.parquet", "lists.csv"):
         assert told([files / name, *metrics], capsys) == first, name
-    assert told([files / "named.tsv", "--label", "species", *metrics], capsys) == first
+    assert told([files / "both.csv", *metrics], capsys) == "8 dimensions: e0 to e7; not taken: path\n" + first
+    named = told([files / "named.tsv", "--label", "species", *metrics], capsys)
+    assert named == "8 dimensions: e0 to e7\n" + first
     assert told([files / "f.npy", files / "both.csv", *metrics], capsys) == first  # labels of another file
     assert cli.main(["evaluate", str(files / "named.tsv")]) == 2
     assert "has no labels: name a file of them, or a column with --label" in capsys.readouterr().err
+
+
+def test_numbering_is_no_dimension_unless_it_is_named(files, capsys):
+    f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
+    table = pd.DataFrame(f, columns=[f"d{i}" for i in range(8)]).assign(label=y)
+    table.assign(sku=np.random.default_rng(1).permutation(120) * 10).to_csv(files / "sku.csv", index=False)
+    table.assign(photoID=np.arange(120) // 5, Unnamed=1.5).to_csv(files / "id.csv")
+    first = told([files / "f.npy", files / "y.npy", "--metrics", "recall@1"], capsys)
+    said = told([files / "sku.csv", "--metrics", "recall@1"], capsys)
+    assert said == "8 dimensions: d0 to d7; not taken: sku\n" + first
+    said = told([files / "id.csv", "--columns", "d*", "--metrics", "recall@1"], capsys)
+    assert said == "8 dimensions: d0 to d7; not taken: Unnamed: 0, photoID, Unnamed\n" + first
+    assert told([files / "sku.csv", "--columns", "d*", "sku"], capsys).startswith("9 dimensions: d0 to sku\n")
+    table[["label"]].assign(number=range(120)).to_csv(files / "none.csv", index=False)
+    assert cli.main(["evaluate", str(files / "none.csv")]) == 2
+    assert "number look like names or numbering; --columns takes them" in capsys.readouterr().err
+
+
+def test_swapped_files_get_one_sentence(files, capsys):
+    assert cli.main(["evaluate", str(files / "y.npy"), str(files / "f.npy")]) == 2
+    complaint = capsys.readouterr().err
+    assert "y.npy holds labels and" in complaint and "name the embeddings first" in complaint
+    assert complaint.count("\n") == 1
 
 
 def test_a_gallery_its_intervals_and_what_is_relevant(files, capsys):

@@ -14,7 +14,7 @@ from dmlstudy import cli, compare, comparison, own, study
 from dmlstudy.core import make_run
 from dmlstudy.methods import METHODS
 from dmlstudy.records import load_record, selected
-from dmlstudy.verdicts import COMPARED, verdict
+from dmlstudy.verdicts import verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 METHOD = """
@@ -121,8 +121,8 @@ def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     half = stats.t.isf(0.0047 / 2, 4) * (a - b).std(ddof=1) / 5**0.5
     assert row["difference high"] - row["difference"] == pytest.approx(half, rel=0.01)
     (told,) = comparison.verdicts(table)
-    word = COMPARED[verdict(row["difference low"], row["difference high"], 0.5)]
-    assert f"against Softmax: {word}; " in told and "replicates: 5" in told
+    word = comparison.WORDS[verdict(row["difference low"], row["difference high"], 0.5)]
+    assert "against Softmax, in points: recall@1 " in told and f"]: {word}; MAP@R" in told and "replicates: 5" in told
 
 
 @pytest.mark.parametrize(

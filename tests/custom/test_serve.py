@@ -32,7 +32,8 @@ def model(tmp_path_factory):
     network = make_model(run.model, run.embed_dim, None, head=run.head)
     save_file({k: v.contiguous() for k, v in network.state_dict().items()}, folder / "model.safetensors")
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    said = {"threshold": 0.2, "error": 0.1, "low": 0.05, "high": 0.15, "within": 0.11}
+    said = {"threshold": 0.2, "stated": 0.9, "precision": 0.92, "low": 0.8, "high": 1.0}
+    said |= {"found": 0.7, "returned": 3.0, "classes": 5}
     card = {"sha256": digest, "dim": 16, "normalize": True, "images": str(folder), "method": "linear layer"}
     (folder / "card.json").write_text(json.dumps(card | {"verification": said, "run": asdict(run)}))
     lines = []
@@ -101,8 +102,9 @@ def test_a_picture_is_dropped_in_a_browser(model, server, tmp_path):
             tab.open(server)
             assert "12 images of" in tab.run("document.getElementById('about').textContent")
             found = tab.run(drop)
-            assert found["cards"][0].startswith("green") and "distance 0.000" in found["cards"][0]
-            assert len(found["cards"]) == 6 and found["said"].startswith("6 nearest images, ")
+            assert found["cards"][0].startswith("green") and not any("5.png" in card for card in found["cards"])
+            assert len(found["cards"]) == 6 and found["said"].startswith("6 nearest images. The picture itself is in")
+            assert f"Framed: {found['near']} up to a distance of 0.200, chosen so that 90% are" in found["said"]
             assert found["near"] >= 1 and found["wide"] and not found["bold"]  # a class's name is text
             assert found["drawn"] >= 5  # one image of the gallery may be the one that is gone
         tab.picture(tmp_path / "page.png")
@@ -120,7 +122,7 @@ def test_the_program_needs_torch_alone(model):
 
     kept = load(model)
     content = exported(make_run(kept.card["run"]), kept.network.state_dict(), True)
-    (model / "model.pt2").write_bytes(content)
+    (model / "model.pt2").write_bytes(content["pt2"])
     batch = torch.stack([kept.transform(Image.open(model / f"{i}.png"), None) for i in (0, 5, 9)])
     np.save(model / "batch.npy", batch.numpy())
     alone = "import sys, numpy, torch; p = torch.export.load('model.pt2').module(); x = numpy.load('batch.npy');"

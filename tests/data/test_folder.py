@@ -1,17 +1,20 @@
 """Images of one's own, from an empty folder: mixed sizes and modes, one broken, one class of one."""
 
+import os
+import re
 import sys
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 from tiers import sample
 
 from dmlstudy import cli
 from dmlstudy.data.files import open_image
-from dmlstudy.data.folder import folder_rows, load_folder, resolve_folder
+from dmlstudy.data.folder import _twins, folder_rows, folder_summary, load_folder, resolve_folder
 from dmlstudy.study import PROFILES
 
 
@@ -49,10 +52,16 @@ def test_methods_are_ranked_on_a_folder(photos, capsys, monkeypatch, steps):
     told = capsys.readouterr().out
     (table,) = (photos / "outputs/custom/tables").glob("photos*.csv")
     rows = pd.read_csv(table).set_index("method")
-    assert {*rows.index} == {"network as it is", "linear layer", "Softmax"} and "recall@1, %" in told
+    assert {*rows.index} == {"frozen features", "frozen features, whitened", "frozen features, LDA", "Softmax"}
+    assert "recall@1, %" in told and "First answer, provisional" in told and "too few classes to choose" in told
+    stages = [line.split(" begins; about ")[0] for line in told.splitlines() if " begins; about " in line]
+    assert stages == ["features", "first answer", "search", "folds", "verdict and export"]
     assert rows["recall@1"].between(35, 100).all()  # two or three classes of five images
     assert cli.main([*words, "--methods", "Softmax"]) == 0
     assert "4 runs, 4 of them recorded; 0 to train" in capsys.readouterr().out
+    assert cli.main(["status"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"verdict and export\* +0 ", said) and re.search(r" folds +4 +4 +0 +0", said)
 
 
 def test_other_pictures_of_equal_size_are_another_data_set(photos):
@@ -99,7 +108,7 @@ def test_columns_may_have_other_usual_names(tmp_path, columns):
     one |= dict.fromkeys(("split", "subset", "set"), "Val")
     wrong = {"path": "b.jpg", "class": "y"} if "image" in names else {}
     (tmp_path / "list.csv").write_text(f"{columns}\n{','.join((one | wrong)[n] for n in names)}\n")
-    assert folder_rows(tmp_path / "list.csv") == [("x", "a.jpg", "train")]
+    assert folder_rows(tmp_path / "list.csv") == [("x", "a.jpg", "train", "")]
 
 
 def test_a_list_without_labels_says_what_they_may_be_called(tmp_path):
@@ -132,3 +141,130 @@ def test_what_telephones_write_is_read_and_named_where_it_cannot_be(photos, monk
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as where it is not installed
     with pytest.raises(ValueError, match=r"phone.HEIC cannot be read: HEIC needs pillow-heif: pip install"):
         open_image(photos / "photos/colour 2/phone.HEIC")
+
+
+def drawing(rng, size=160):
+    """Some strokes on white, as people draw characters."""
+    image = Image.new("L", (size, size), 255)
+    for _ in range(rng.integers(2, 5)):
+        ImageDraw.Draw(image).line([*map(float, rng.integers(10, size - 10, 6))], fill=0, width=4)
+    return image
+
+
+def saved(place, images):
+    place.mkdir(parents=True, exist_ok=True)
+    for i, (image, end) in enumerate(images):
+        image.save(place / f"{i}.{end}")
+
+
+def noise(rng, mode, size=64):
+    pixels = rng.normal(0.5, 0.25, (8, 8, 4)).clip(0, 1)
+    pixels[..., 3] = 1
+    rgba = Image.fromarray((255 * pixels).astype(np.uint8), "RGBA").resize((size, size))
+    if mode == "I;16":
+        grey = np.asarray(rgba.convert("L"), np.uint16)
+        return Image.fromarray((grey * 257).astype(np.uint16))
+    return rgba.convert("RGB").quantize(200) if mode == "P" else rgba.convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "RGBA", "LA", "P", "drawings"])
+def test_different_pictures_of_any_mode_are_no_twins(tmp_path, mode):
+    rng = np.random.default_rng(0)
+    for c in range(10):
+        make = (lambda: drawing(rng)) if mode == "drawings" else (lambda: noise(rng, mode))
+        saved(tmp_path / "own" / f"{c}", [(make(), "png") for _ in range(2)])
+    data = load_folder(resolve_folder(f"folder:{tmp_path / 'own'}"))
+    assert _twins(data) == [] and data.whole.groups is None
+
+
+def test_the_same_picture_at_another_size_or_quality_is_a_twin(tmp_path):
+    rng = np.random.default_rng(1)
+    images = [noise(rng, "RGB", 128) for _ in range(20)]
+    for c in range(10):
+        saved(tmp_path / "own" / f"{c}", [(image, "png") for image in images[2 * c : 2 * c + 2]])
+    images[0].resize((80, 80)).save(tmp_path / "own/5/small.png")
+    images[1].save(tmp_path / "own/6/poor.jpg", quality=40)
+    data = load_folder(resolve_folder(f"folder:{tmp_path / 'own'}"))
+    assert sorted(_twins(data)) == [("0/0.png", "5/small.png"), ("0/1.png", "6/poor.jpg")]
+
+
+def test_a_burst_is_found_by_the_camera_s_clock(tmp_path):
+    rng, start = np.random.default_rng(2), datetime(2024, 5, 1, 12, 0)
+    for c in range(10):
+        for i, seconds in enumerate((0, 2, 4, 60)):  # three within two seconds of each other, one later
+            image, exif = noise(rng, "RGB"), Image.Exif()
+            exif.get_ifd(0x8769)[36867] = f"{start + timedelta(seconds=seconds):%Y:%m:%d %H:%M:%S}"
+            (tmp_path / "own" / f"{c}").mkdir(parents=True, exist_ok=True)
+            image.save(tmp_path / "own" / f"{c}" / f"{i}.jpg", exif=exif)
+    data = load_folder(resolve_folder(f"folder:{tmp_path / 'own'}"))
+    assert sorted(data.whole.groups.bincount().tolist()) == [1] * 10 + [3] * 10
+    assert "near-duplicates (same picture, scene or burst): 30 images in 10 groups" in folder_summary(data)
+
+
+@pytest.mark.parametrize("how", ["folders", "column"])
+def test_visits_part_query_and_gallery(tmp_path, how):
+    rng, lines = np.random.default_rng(3), ["image;label;date"]
+    for c in range(10):
+        for visit in ("may", "june"):
+            saved(tmp_path / "own" / f"{c}" / visit, [(noise(rng, "RGB"), "png") for _ in range(2)])
+            lines += [f"own/{c}/{visit}/{i}.png;{c};{visit}" for i in (0, 1)]
+    (tmp_path / "list.csv").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    data = load_folder(resolve_folder(f"folder:{tmp_path / ('own' if how == 'folders' else 'list.csv')}"))
+    assert data.visits and data.whole.groups.bincount().tolist() == [20, 20]
+    assert "visits: 2; each image is searched among those of other visits" in folder_summary(data)
+    assert {*data.replicate(1).test.groups.tolist()} == {0, 1}
+
+
+def test_folders_train_and_test_are_a_split(tmp_path, capsys):
+    rng = np.random.default_rng(4)
+    for part, classes in (("train", range(6)), ("val", range(6, 8)), ("test", range(8, 11))):
+        for c in classes:
+            saved(tmp_path / "own" / part / f"{c}", [(noise(rng, "RGB"), "png") for _ in range(2)])
+    data = load_folder(resolve_folder(f"folder:{tmp_path / 'own'}"))
+    assert (data.test.class_names, len(data.train.class_names), data.whole) == (("10", "8", "9"), 8, None)
+    for part in ("train", "test"):
+        saved(tmp_path / "flat" / part, [(noise(rng, "RGB"), "png") for _ in range(3)])
+    assert cli.main(["run", "--datasets", f"folder:{tmp_path / 'flat'}", "--dry-run"]) == 2
+    assert "with a split of your own" in capsys.readouterr().err
+
+
+def test_names_that_are_not_utf_8_and_pictures_in_lab_end_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(5)
+    for c in range(10):
+        saved(tmp_path / "own" / f"{c}", [(noise(rng, "RGB"), "png") for _ in range(3)])
+    os.rename(os.fsencode(tmp_path / "own/3/0.png"), os.fsencode(tmp_path) + b"/own/3/caf\xe9.png")
+    os.rename(os.fsencode(tmp_path / "own/4"), os.fsencode(tmp_path) + b"/own/stra\xdfe")
+    Image.new("LAB", (40, 40)).save(tmp_path / "own/5/lab.tif")
+    name = resolve_folder(f"folder:{tmp_path / 'own'}")
+    data = load_folder(name)
+    assert len(data.whole) + len(data.left_out) == 31 and {*data.left_out} <= {"5/lab.tif"}  # by Pillow's version
+    assert os.fsdecode(b"3/caf\xe9.png") in data.whole.images.paths
+    assert cli.main(["run", "--datasets", f"folder:{tmp_path / 'own'}", "--dry-run", "--jobs", "0"]) == 0
+    assert "10 classes, 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ('image,label\na.jpg,x\n"b.jpg,x\nc.jpg,x\n', "line 3: a quotation mark is opened and not closed"),
+        ("image;label\na.jpg;\n", "line 2: the image or its label is missing"),
+        ("image\tlabel\n\tx\n", "line 2: the image or its label is missing"),
+    ],
+)
+def test_lists_of_other_programs_are_read(tmp_path, text, said):
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        folder_rows(tmp_path / "list.csv")
+
+
+def test_lists_with_other_marks_and_a_byte_order_mark(tmp_path):
+    for text, kind in (("image;label\na.jpg;x\n", "utf-8-sig"), ("path\tclass\na.jpg\tx\n", "utf-16")):
+        (tmp_path / "list.csv").write_text(text, encoding=kind)
+        assert folder_rows(tmp_path / "list.csv") == [("x", "a.jpg", "", "")]
+
+
+def test_a_folder_named_as_a_data_set_is_offered(photos, capsys, monkeypatch):
+    monkeypatch.chdir(photos)
+    assert cli.main(["run", "--datasets", "photos", "--profile", "drill", "--dry-run"]) == 2
+    assert "There is no data set 'photos'. For the images in this folder: folder:photos" in capsys.readouterr().err

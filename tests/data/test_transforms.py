@@ -58,7 +58,17 @@ THEIRS = {
     ],
     "cifar": [RRC(32, scale=(0.2, 1)), FLIP],
     **{f"squash{n}": [T.Resize((n, n), T.InterpolationMode.BICUBIC), FLIP] for n in (96, 128, 160, 224)},
+    **{f"fit{n}": [T.Lambda(lambda image, n=n: inside(image, n)), FLIP] for n in (96, 128, 160, 224)},
 }
+
+
+def inside(image, n):
+    """The longer side n pixels, in the middle of a grey square."""
+    long, short = max(image.size), min(image.size)
+    size = [n if side == long else round(n * short / long) for side in image.size]
+    square = Image.new("RGB", (n, n), (127, 127, 127))
+    square.paste(image.resize(size, Image.Resampling.BICUBIC), [round((n - side) / 2) for side in size])
+    return square
 
 
 def test_all_transforms_are_compared():
