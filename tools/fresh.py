@@ -28,7 +28,7 @@ RECORDS = {  # the committed ones
 TEXT, ALL = "text of nbs/experiments", "outputs/records"
 PAGES = {  # page -> what it is made from
     "report.html": [TEXT, "outputs/tables/*.md", "outputs/answers/*.md", "outputs/figures/*.png", "outputs/claims.md"],
-    "figures/README.md": [TEXT, "outputs/answers/*.md", "outputs/figures/*.png"],
+    "figures/README.md": [TEXT, "dmlstudy/assets/outputs.csv", "outputs/answers/*.md", "outputs/figures/*.png"],
     "explorer.html": [
         "outputs/records/*",
         "outputs/claims.csv",
@@ -36,7 +36,7 @@ PAGES = {  # page -> what it is made from
         "dmlstudy/assets/explorer.*",
     ],
 }
-PAGES["report.html"] += ["dmlstudy/assets/report.html"]
+PAGES["report.html"] += ["dmlstudy/assets/report.html", "dmlstudy/assets/outputs.csv"]
 
 
 @cache

@@ -83,9 +83,9 @@ def test_a_gain_is_a_difference_of_each_replicate_in_points():
 
 def test_a_gain_may_be_less_that_of_another_setting():
     (question,) = questions(setting="wide", less="narrow", over=["mean"])
-    narrow = {m: [v / 2 for v in values] for m, values in SCORES.items()}
+    narrow = {m: [v / 4 for v in values] for m, values in SCORES.items()}
     values = pd.concat([table(SCORES, setting="wide"), table(narrow, setting="narrow")])
-    assert effects(question, values) == pytest.approx(np.array([GAINS["A"], GAINS["B"]]) / 2)
+    assert effects(question, values) == pytest.approx(0.75 * np.array([GAINS["A"], GAINS["B"]]))
 
 
 def test_what_is_lost_is_the_best_on_test_less_the_last():

@@ -13,10 +13,10 @@ from grids import each
 
 from dmlstudy.core import asset
 from dmlstudy.methods import METHODS
-from dmlstudy.records import folder_of, recorded_keys
+from dmlstudy.records import batch_file, folder_of, recorded_keys
 from dmlstudy.report import DRAWN
 from dmlstudy.stats import t_interval
-from dmlstudy.study import PROFILES, all_runs, jobs_of, methods_of
+from dmlstudy.study import PROFILES, QUESTIONS, all_runs, jobs_of, methods_of
 from dmlstudy.tables import experiment_records, sampler_name, study_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ STEMS = {
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
     *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches", "all_drawings"),
-    "errata",
+    *("errata", "placebo"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -43,17 +43,6 @@ MADE = {  # notebooks that make several, and their stems
     "roth_toys": ["roth_fig6", "roth_fig11"],
 }
 BESIDE = {"omniglot_few": ["omniglot_all"]}  # tables that stand in a notebook beside its own
-SWEEPS = {"roth_samplers": "samplers", "roth_fig3": "samplers", "roth_fig7": "switch"}
-SWEEPS |= {"roth_corrections": "corrections", "sec_main": "sec_main", "roth_memorization": "memorization"}
-SWEEPS |= {"roth_fig2": "pipeline", "roth_fig12": "mixup", "sec_grid": "sec_grid", "sec_why": "sec_why"}
-SWEEPS |= {
-    "sec_table4": "sec_main",
-    "sec_table2": "sec_weights",
-    "sec_table5": "sec_heads",
-    "sec_fig1": "sec_norms",
-    "sec_fig2": "sec_norms",
-}
-SWEEPS |= {"sec_optimizers": "sec_optimizers", "sec_table1": "simclr", "sec_attributes": "sec_norms"}
 
 
 ALONE = {
@@ -110,11 +99,11 @@ def every() -> tuple:
 
 def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
-    if path.stem in ("papers", "protocol", "roth_toys", "search"):
-        return True
-    methods = ["TML"] if path.stem == "sec_table4" else []
-    asked = all_runs(jobs_of("glyphs", [SWEEPS.get(path.stem, "objectives")], methods=methods))
-    return bool({run.key() for run in asked} & recorded())
+    asks = [ask if isinstance(ask, dict) else {"experiment": ask} for ask in QUESTIONS[path.stem]]
+    runs = (run for ask in asks for run in all_runs(jobs_of(ask.get("profile", "glyphs"), [ask["experiment"]])))
+    if path.stem == "placebo":  # set 20 has its searches first
+        return batch_file("omniglot_placebo").is_file()
+    return not asks or any(run.key() in recorded() for run in runs)
 
 
 @pytest.mark.slow
@@ -175,6 +164,8 @@ def test_answers_are_sentences(name, file):
 @each("name, path", DRAWING)
 def test_an_answer_has_a_condition_that_may_fail(name, path, cells):
     """It is computed, and so are the numbers: no literal stands in their place."""
+    if not drawn(path):
+        return  # no records yet
     code = ast.parse("\n".join("".join(c["source"]) for c in cells(path) if c["cell_type"] == "code"))
     calls = [n for n in ast.walk(code) if isinstance(n, ast.Call)]
     found = [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "answer"]
