@@ -10,9 +10,11 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from tiers import short_photos
 
 from dmlstudy import cli
 from dmlstudy.kept import find, load
+from dmlstudy.study import PROFILES
 
 ROWS = ("frozen features", "frozen features, whitened", "frozen features, LDA", "Softmax")
 MODES = ("RGB", "L", "CMYK", "RGB")
@@ -31,9 +33,11 @@ def ranked(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DMLSTUDY_ROOT", str(place))
         patch.setenv("DMLSTUDY_CACHE", str(place / "cache"))
+        patch.setitem(PROFILES, "photos", short_photos(steps=20, rates=2))
         yield place, ["run", "--datasets", f"folder:{place / 'photos'}", "--seeds", "0", "--jobs", "1"]
 
 
+@pytest.mark.slow
 def test_a_copy_is_not_its_own_neighbour_wherever_it_lies(ranked, model, tmp_path):
     """The same bytes under another name are left out; the same picture, saved anew, is a neighbour."""
     kept, first = load(model), ranked[0] / "photos/colour 7/0.jpg"
@@ -44,6 +48,7 @@ def test_a_copy_is_not_its_own_neighbour_wherever_it_lies(ranked, model, tmp_pat
     assert found.loc[str(tmp_path / "anew.png"), "image"].iloc[0] == "colour 7/0.jpg"
 
 
+@pytest.mark.slow
 def test_onnx_gives_the_same_points(model):
     onnxruntime = pytest.importorskip("onnxruntime")
     kept = load(model)
