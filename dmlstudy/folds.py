@@ -189,7 +189,7 @@ def whitening(
     values, vectors = torch.linalg.eigh(rest.T @ rest / len(f))
 
     def layer(ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
-        W = vectors @ torch.diag((values.clamp(min=0) + ridge * values[-1] + 1e-12) ** -0.5) @ vectors.T
+        W = vectors * (values.clamp(min=0) + ridge * values[-1] + 1e-12) ** -0.5 @ vectors.T
         W = W / W.diagonal().mean()
         return W.float(), -(W @ f.mean(0)).float()
 
@@ -229,6 +229,7 @@ def _scores(f: torch.Tensor, split, visits: bool) -> dict[str, float]:  # metric
     return out | {f"apart {m}": v for m, v in (plain if visits else apart).items() if m in USES}
 
 
+@lru_cache(maxsize=64)
 def still_values(run: Run) -> dict[str, dict[str, float]]:  # row -> values, as from `chosen_values`, and its ridge
     "Measure frozen features on the test classes of a run, as they are, whitened and by LDA"
     splits, out = splits_of(run), {}
