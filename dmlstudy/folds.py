@@ -240,7 +240,7 @@ def still_values(run: Run) -> dict[str, dict[str, float]]:  # row -> values, as 
     for row, labels in ((WHITENED, None), (LDA, splits["train"].labels)):
         layer, scores = whitening(found["train"], labels), {USUAL_RIDGE: np.nan}
         if held:
-            scores = {ridge: judge(found["validation"] @ layer(ridge)[0].T + layer(ridge)[1]) for ridge in RIDGES}
+            scores = {ridge: judge(torch.nn.functional.linear(found["validation"], *layer(ridge))) for ridge in RIDGES}
         ridge = max(scores, key=scores.get)
         W, b = layer(ridge)
         out[row] = _scores(found["test"] @ W.T + b, splits["test"], visits) | {"judged": scores[ridge], "ridge": ridge}
