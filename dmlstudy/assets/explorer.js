@@ -1,6 +1,5 @@
 "use strict"
 // One page, no library: points, intervals and lines are little work in SVG.
-
 // ------------------------------------------------------------------ elements
 const $ = id => document.getElementById(id)
 function fill(node, attributes, children) {
@@ -837,7 +836,7 @@ function allClaims(menu) {
     lead:
       "Each claim of the sets from 2 on was committed before the replicates that decide it were trained. δ is the smallest effect of " +
       "interest, mostly 0.5 points of recall@1. A claim has several effects: one for each loss or data set, or their mean. " +
-      "Effects of tuned methods are given one search, whose noise is in no interval; errata.md says what is known to be wrong. " +
+      "Effects of tuned methods are given one search, whose noise is in no interval (see errata.md). " +
       "Numbers count effects by verdict. Open a claim for its effects, what each replicate says, and the runs behind them.",
     figure: [
       h("ul", { class: "key" }, counts(effects).map(([code, n]) => h("li", {}, verdict(code), ` ${verdictOf(code)} (${n})`))),

@@ -272,7 +272,7 @@ class Pixels:
         image = files.decoded[files.paths[i]] if files.decoded is not None else np.asarray(files.image(i))
         return image, int(self.split.labels[i]), i
 
-
+# %% ../../nbs/15_data.transforms.ipynb #8e4fa8bb
 def groups_of_sizes(
     sizes: np.ndarray, most: float = 4.0
 ) -> list[np.ndarray]:  # positions, ascending; one group for an ordinary batch
@@ -283,7 +283,7 @@ def groups_of_sizes(
     rows, rest = np.sort(order[:fits]), np.sort(order[fits:])
     return [rows, *(rest[part] for part in groups_of_sizes(sizes[rest], most))] if len(rest) else [rows]
 
-
+# %% ../../nbs/15_data.transforms.ipynb #116a72aa
 def padded(images: Sequence[np.ndarray]) -> Tensor:  # images (h, w, 3) -> uint8 (B, H, W, 3)
     "Images of different sizes in one tensor, from the upper left corner, zeros elsewhere"
     height, width = np.max([image.shape[:2] for image in images], 0).tolist()
@@ -292,7 +292,7 @@ def padded(images: Sequence[np.ndarray]) -> Tensor:  # images (h, w, 3) -> uint8
         room[: image.shape[0], : image.shape[1]] = image
     return batch
 
-
+# %% ../../nbs/15_data.transforms.ipynb #03f5d066
 def pad_pixels(items: Sequence[tuple[np.ndarray, int, int]]) -> tuple[Tensor | list, Tensor, Tensor, Tensor]:
     "Images in one tensor, or a list of (positions, tensor) where it would be far too large; sizes, labels, indices"
     images = [image for image, _, _ in items]

@@ -429,7 +429,10 @@ class _InBlocks(torch.autograd.Function):
     def forward(ctx, block, starts, n_given, *tensors):
         ctx.save_for_backward(*tensors)
         ctx.block, ctx.starts, ctx.n_given = block, starts, n_given
-        return tuple(map(sum, zip(*(block(start, *tensors[:n_given]) for start in starts), strict=True)))
+        sums = block(starts[0], *tensors[:n_given])
+        for start in starts[1:]:  # added up at once: a number that waits leaves a hole of a block in the heap
+            sums = [x + y for x, y in zip(sums, block(start, *tensors[:n_given]), strict=True)]
+        return tuple(sums)
 
     @staticmethod
     @full_width
@@ -446,7 +449,7 @@ class _InBlocks(torch.autograd.Function):
                     break  # counts alone
                 values, slopes = zip(*kept, strict=True)
                 slopes = torch.autograd.grad(values, wanted, slopes, create_graph=again, materialize_grads=True)
-                total = [x + y for x, y in zip(total, slopes, strict=True)]
+                total = [x + y if again else x.add_(y) for x, y in zip(total, slopes, strict=True)]
         total = iter(total)
         return None, None, None, *(next(total) if x.requires_grad else None for x in tensors)
 

@@ -245,7 +245,7 @@ def _timm(name: str, pretrained: bool, pool: str) -> nn.Module:
     net.dim = net.num_features
     return net
 
-
+# %% ../../nbs/30_models.backbones.ipynb #cceffa70
 def _bninception_weights(weights: str) -> dict[str, Tensor]:
     lookup("set of weights of bninception", weights, ["imagenet", "the path of a file"])
     file = Path(torch.hub.get_dir()) / "checkpoints" / BNINCEPTION_FILE
@@ -259,7 +259,7 @@ def _bninception_weights(weights: str) -> dict[str, Tensor]:
         raise ValueError(f"{file} is not the public file (sha256 {digest}): get it again, or give its path as weights.")
     return read_weights(file)
 
-
+# %% ../../nbs/30_models.backbones.ipynb #e6c4d3b9
 def _named_weights(name: str, weights: str) -> dict[str, Tensor]:
     import torchvision
 

@@ -402,7 +402,7 @@ def git_commit() -> str | None:  # with a + for uncommitted changes; None outsid
     except (OSError, subprocess.CalledProcessError):
         return None
 
-
+# %% ../../nbs/84_train.ipynb #fda4ae04
 @functools.cache
 def device_name(device: torch.device) -> str:  # such as "cpu (AMD EPYC, AVX2)" or "NVIDIA H100"
     "What a run was computed on; equal runs give equal bits on equal devices"
@@ -416,7 +416,7 @@ def device_name(device: torch.device) -> str:  # such as "cpu (AMD EPYC, AVX2)" 
                 return f"cpu ({line.partition(':')[2].strip()}, {torch.backends.cpu.get_cpu_capability()})"
     return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
 
-
+# %% ../../nbs/84_train.ipynb #24654fc4
 def _record_of(
     state: State,  # of a finished run
     device: torch.device,

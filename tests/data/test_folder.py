@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 from tiers import sample, short_photos
 
-from dmlstudy import cli
+from dmlstudy import cli, study
 from dmlstudy.data.files import open_image
 from dmlstudy.data.folder import _twins, folder_rows, folder_summary, load_folder, resolve_folder
 from dmlstudy.study import PROFILES
@@ -32,7 +32,8 @@ def photos(tmp_path, monkeypatch):
             mode, end = [("RGB", "jpg"), ("L", "png"), ("RGBA", "png"), ("CMYK", "jpg"), ("P", "png")][i]
             image.convert(mode).save(folder / f"{i}.{end}")
     (tmp_path / "photos/colour 3/broken.jpg").write_bytes(b"\xff\xd8 no picture")
-    return tmp_path
+    yield tmp_path
+    study._runs_alike.cache_clear()  # a test may have changed the profile that it is made from
 
 
 def test_the_plan_says_what_is_in_a_folder(photos, capsys):
