@@ -150,11 +150,8 @@ def fold_threshold(
     order, holds = np.argsort(both[0], kind="stable"), shares.mean() >= PRECISION - 0.1
     said = {"threshold": _cut(both[0][order], both[1][order]) if holds else 0.0, "stated": PRECISION}
     said |= {"precision": float(shares.mean()), "low": max(0.0, low), "high": min(1.0, high)}
-    return said | {
-        "found": found.mean(),
-        "returned": returned.mean(),
-        "classes": int(np.mean([len(c) for c in several])),
-    }
+    said |= {"found": found.mean(), "returned": returned.mean()}
+    return said | {"classes": int(np.mean([len(c) for c in several]))}
 
 # %% ../nbs/89_folds.ipynb #44dfbe07
 def threshold_said(found: Mapping | None) -> str:  # as from `fold_threshold`
@@ -241,8 +238,7 @@ def still_values(run: Run) -> dict[str, dict[str, float]]:  # row -> values, as 
         layer, scores = whitening(found["train"], labels), {USUAL_RIDGE: np.nan}
         if held:
             scores = {ridge: judge(torch.nn.functional.linear(found["validation"], *layer(ridge))) for ridge in RIDGES}
-        ridge = max(scores, key=scores.get)
-        W, b = layer(ridge)
+        W, b = layer(ridge := max(scores, key=scores.get))
         out[row] = _scores(found["test"] @ W.T + b, splits["test"], visits) | {"judged": scores[ridge], "ridge": ridge}
     return {row: values | {"start kept": False} for row, values in out.items()}
 

@@ -99,8 +99,8 @@ def test_each_module_has_one_notebook():
 # The limits. LIBRARY was raised when rooms were added: losses since 2019, replicates, sequences of intervals, boxes,
 # folds, the explorer, files of embeddings, kept models for others, own losses in the race, wrong labels and long tails,
 # the report as an article, questions, intervals for new classes, row blocks for all pairs, explained figures, searches
-# drawn anew, the later ledgers in the explorer, searches as noise, faiss, several processes, verdicts by use on images of
-# one's own, crops of CARS196, projections. Else only ever lower these: 14,000 is the goal.
+# drawn anew, the later ledgers in the explorer, searches as noise, faiss, several processes, verdicts by use on images
+# of one's own, crops of CARS196, projections. Else only ever lower these: 14,000 is the goal.
 LONGEST, MEDIAN, LIBRARY = 45, 15, 15_341
 
 
