@@ -207,8 +207,8 @@ def _small(file: Path) -> str:  # base64 of a WebP
     with Image.open(file) as picture:
         picture.thumbnail((1050, 2700))
         picture = picture.convert("RGB")
-    few = [min((0, 90, 178, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)]  # sharp and small
-    picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True)
+    few = [min((0, 120, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)]  # sharp and small
+    picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True, quality=90)
     picture.save(photo := io.BytesIO(), "WEBP", quality=66, method=6)
     return base64.b64encode(min(lines.getvalue(), photo.getvalue(), key=len)).decode()
 

@@ -252,7 +252,7 @@ def test_omniglot_keeps_alphabets_together():
 @pytest.mark.slow
 def test_draws_are_pinned_and_the_same_in_another_process():
     assert {draw: digest(*draw) for draw in DRAWS} == DRAWS
-    code = "import sys; sys.path.insert(0, 'tests'); from test_omniglot import digest; "
+    code = "import sys; sys.path[:0] = ['tests/data', 'tests/support', '.']; from test_omniglot import digest; "
     code += "print(digest('omniglot_few', 1), digest('omniglot', 1))"
     how = {"cwd": ROOT, "capture_output": True, "text": True, "check": True}
     for hashing in ("0", "7"):  # of Python: sets have another order
