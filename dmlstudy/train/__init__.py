@@ -88,7 +88,7 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
         out[curve], each = evaluate(f[part], feed.labels[part], names, **gallery, per_query=True, **options)
         nearest = each["nearest"] if curve == "test" else nearest
         if curve in ("test", "visits"):
-            out[curve]["hits"] = feed.labels[part].bincount(each["recall@1"]).long().tolist()
+            out[curve]["hits"] = feed.labels[part].bincount(each["recall@1"].nan_to_num()).long().tolist()
         if sampled:
             out[curve]["recall@1"] = _sampled_recall(f[part], feed.labels[part], state.run.train_queries, on_sphere)
     if feed.groups is not None and "test" in out:

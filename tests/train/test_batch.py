@@ -113,10 +113,13 @@ sys.meta_path.insert(0, Spoiled())
         (self.folder / "spoiled/sitecustomize.py").open("a").write(HOLD)
 
     def held(self) -> dict:
-        """The run that waits: the first event of its journal, with its key and the process."""
+        """The run that waits: the event that began it, with its key and the process, which may have trained others."""
         wait_until(lambda: (self.folder / "held").exists() and (self.folder / "held").read_text())
         pid = int((self.folder / "held").read_text())
-        return next(event for event in self.events("begun") if event["pid"] == pid)
+        own = [event for event in self.events() if event["pid"] == pid]
+        ended = {event["key"] for event in own if event["event"] != "begun"}
+        (waits,) = (event for event in own if event["key"] not in ended)
+        return waits
 
     def mend(self) -> None:
         self.environment["PYTHONPATH"] = str(CHECKOUT)

@@ -1,6 +1,7 @@
 """A run on images on disk: the same record however many workers decode, resumed, and refused with the file's name."""
 
 import hashlib
+import math
 import shutil
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from miniatures import accept, build, photograph
 from PIL import Image
 
-from dmlstudy import feeds, train
+from dmlstudy import feeds, records, train
 from dmlstudy.core import generator, make_run
 from dmlstudy.data.layouts import load_images
 from dmlstudy.data.prepare import prepare
+from dmlstudy.data.splits import first_of_each_class
 from dmlstudy.data.transforms import padded
 from dmlstudy.models.backbones import make_backbone
 from dmlstudy.samplers import make_sampler
@@ -197,12 +199,25 @@ def test_simclr_on_cifar(place, monkeypatch, variant):
     run = run_of("paper", "cifar10", "SimCLR + SEC", 0, **fields)
     record = train.fit(run, device="cpu", workers=0)
     assert content(train.fit(run, device="cpu", workers=2)) == content(record)
+    assert record["classes"]["n"] == [0, 0, 0, 0, 0, 2, 2] and not math.isnan(record["curves"]["test"]["recall@1"][0])
     assert set(record["curves"]) == {"train", "test"} and set(record["terms"]) == {"step", "loss", "sec", "total"}
     feed = feeds.feed_of(run, feeds.splits_of(run), torch.device("cpu"), views=2)
     sampler = train.state.sampler_of(run, feed.labels["train"])
     indices, x, labels = next(iter(feed.stream(sampler, 0, 1)))
     assert x.shape == (12, 3, 32, 32) and torch.equal(labels, indices.repeat_interleave(2))
     assert not any(torch.equal(x[2 * i], x[2 * i + 1]) for i in range(6))
+
+
+def test_images_that_are_alone_in_their_class_are_no_hits(birds):
+    """No query has anything to find: recall@1 has no value, and the classes have 0 hits, which a file can hold."""
+    run = make_run(BIRDS, method="ImageNet", steps=0)
+    splits = feeds.splits_of(run)
+    splits["test"] = first_of_each_class(splits["test"], 1)
+    state = train.state.start(run, feeds.feed_of(run, splits, torch.device("cpu")), torch.device("cpu"))
+    with pytest.warns(UserWarning, match="2 of 2 queries have no other image of their class"):
+        values = train.measure(state)["test"]
+    assert math.isnan(values["recall@1"]) and values["hits"] == [0, 0]
+    assert records.unpack(records.pack(values["hits"], [1, 1]), [1, 1]) == [0, 0]
 
 
 @pytest.mark.parametrize("pixels", ["decoded", "device"])
