@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -15,6 +14,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import psutil
 import pytest
+from waiting import wait_until
 
 from dmlstudy import records, report
 from dmlstudy.core import make_run
@@ -245,7 +245,7 @@ def test_killed_while_it_draws(tmp_path, monkeypatch):
     import nbformat
 
     cells = [nbformat.v4.new_code_cell("", metadata={"tags": ["parameters"]})]
-    code = "import os, time\nfrom pathlib import Path\nPath('drawing').write_text(str(os.getpid()))\ntime.sleep(99)"
+    code = "import os, time\nfrom pathlib import Path\nPath('drawing').write_text(str(os.getpid()))\ntime.sleep(9999)"
     kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
     book = nbformat.v4.new_notebook(cells=[*cells, nbformat.v4.new_code_cell(code)], metadata=kind)
     nbformat.write(book, tmp_path / "slow.ipynb")
@@ -255,15 +255,11 @@ def test_killed_while_it_draws(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     drawing = tmp_path / "drawing"
     process = subprocess.Popen([sys.executable, "-c", DRAW, tmp_path / "slow.ipynb", tmp_path / "copy.ipynb"])
-    end = time.monotonic() + 120
-    while not (drawing.exists() and drawing.read_text()) and time.monotonic() < end:
-        time.sleep(0.1)
+    worker = int(wait_until(lambda: drawing.exists() and drawing.read_text()))
     process.kill()
     process.wait()
-    worker = int(drawing.read_text())
-    while psutil.pid_exists(worker) and time.monotonic() < end:  # it ends with the process that started it
-        time.sleep(0.1)
-    assert not psutil.pid_exists(worker) and not [*(tmp_path / "temporary").iterdir()]
+    wait_until(lambda: not psutil.pid_exists(worker))  # it ends with the process that started it
+    assert not [*(tmp_path / "temporary").iterdir()]
 
 
 @pytest.mark.slow

@@ -230,16 +230,20 @@ def test_a_file_that_is_held_is_waited_for(tmp_path, monkeypatch):
 def test_a_wait_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     code = (
-        "import sys, time\nfrom dmlstudy import records\n"
-        "with records._held(records.batch_file('drill'), print):\n    print('held', flush=True)\n    time.sleep(8)"
+        "from dmlstudy import records\n"
+        "with records._held(records.batch_file('drill'), print):\n    print('held', flush=True)\n    input()"
     )
-    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other, told, run = subprocess.Popen([sys.executable, "-c", code], **pipes), [], make_run(seed=1)
     assert other.stdout.readline() == "held\n"
-    told = []
-    run = make_run(seed=1)
-    records.merge_records(
-        batch_file("drill"), [{"key": run.key(), "run": asdict(run), "curves": {}, "made": {}}], told.append
-    )
+
+    def tell(text: str) -> None:
+        """What is said lets the other process go on."""
+        told.append(text)
+        other.stdin.write("\n")
+        other.stdin.close()
+
+    records.merge_records(batch_file("drill"), [{"key": run.key(), "run": asdict(run), "curves": {}, "made": {}}], tell)
     assert "another process is writing it" in told[0] and len([*each_record("drill")]) == 1
     other.wait()
 

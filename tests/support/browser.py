@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
+
+from waiting import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--disable-dev-shm-usage")
@@ -82,11 +83,10 @@ class Browser:
         self.run("window.before = true")
         self.ask("Page.navigate", url="about:blank")  # else a new hash alone would not load the page again
         self.ask("Page.navigate", url=address)
-        for _ in range(3000):
-            if self.run(f"!window.before && !!({ready})"):
-                return
-            time.sleep(0.01)
-        raise TimeoutError(f"{address} is not drawn after 30 s; complaints: {self.complaints}")
+        try:
+            wait_until(lambda: self.run(f"!window.before && !!({ready})"), 300)
+        except TimeoutError:
+            raise TimeoutError(f"{address} is not drawn after 300 s; complaints: {self.complaints}") from None
 
     def key(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -23,6 +22,7 @@ import pytest
 import torch
 from disks import small_disk
 from filelock import FileLock, Timeout
+from waiting import LONG, wait_until
 from work import calls
 
 from dmlstudy import batch, cli, core, feeds, records, train
@@ -32,7 +32,6 @@ from dmlstudy.study import all_runs, jobs_of, run_of
 CHECKOUT = Path(batch.__file__).parents[1]
 ASKED = ("--profile", "drill", "--jobs", "2")  # four runs
 MAIN = "import sys; from dmlstudy.cli import main; sys.exit(main())"
-LONG = 900  # seconds after which what is waited for has not come: no check of speed
 
 
 HOLD = """
@@ -46,16 +45,6 @@ def hold(file):
     while True:
         time.sleep(0.1)
 """
-
-
-def wait_until(happened: Callable, seconds: float = LONG):
-    """What the call gives once it is true."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := happened():
-            return found
-        time.sleep(0.05)
-    raise TimeoutError(f"it has not happened in {seconds:.0f} s")
 
 
 class Study:
@@ -398,7 +387,8 @@ def test_two_batches_share_the_work(study, undisturbed):
 
 @pytest.fixture
 def cluster(study, tmp_path):
-    """A Dask scheduler, two workers and the scheduler's address, each worker a process of its own."""
+    """A Dask scheduler, two workers and the scheduler's address; the worker that first trains Contrastive waits."""
+    study.hold()
     distributed = pytest.importorskip("distributed")
     dask = lambda *words: subprocess.Popen([sys.executable, "-m", "dask", *words], env=study.environment, cwd=tmp_path)
     address = tmp_path / "scheduler.json"
@@ -419,7 +409,7 @@ def cluster(study, tmp_path):
 def test_killed_worker_of_a_cluster(study, undisturbed, cluster):
     (_, *workers), address = cluster
     process = study.start("run", *ASKED, "--scheduler", address)
-    victim = study.wait_for("begun")[0]
+    victim = study.held()
     (worker,) = (worker for worker in workers if worker.pid == victim["pid"])
     worker.kill()
     assert process.wait(LONG) == 0, process.stdout.read()
@@ -429,14 +419,18 @@ def test_killed_worker_of_a_cluster(study, undisturbed, cluster):
 
 @pytest.mark.slow
 def test_killed_scheduler(study, undisturbed, cluster):
-    (scheduler, *_), address = cluster
+    (scheduler, *workers), address = cluster
     process = study.start("run", *ASKED, "--scheduler", address)
+    study.held()
     kept = {event["key"] for event in study.wait_for("done")}
     scheduler.kill()
     assert process.wait(LONG) == 2
     told = process.stdout.read()
     assert "the scheduler was lost" in told and "Traceback" not in told, told
     assert kept and all(map(records.recorded, kept))
+    for worker in workers:  # one of them holds the lock of its run
+        worker.kill()
+        worker.wait()
     assert study.call("run", *ASKED)[0] == 0
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1}
