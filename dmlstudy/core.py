@@ -52,7 +52,7 @@ class _Setup:
     label_noise: float | None = None  # share of training images that bear another class's label; None: none
     noise_coarse: bool = False  # wrong labels are of the image's coarse class, such as its alphabet
     transform: str = "base"  # training augmentation of image data sets: a name in TRANSFORMS
-    pixels: str = "files"  # images on disk: files, the decoded copy, or device (that copy, augmented in batches on it)
+    pixels: str = "files"  # images on disk: files, decoded (a copy), device (augmented there in batches), held (there)
     # method
     method: str = "Margin (D, beta=1.2)"  # row of a table, name in METHODS
     variant: str = "corrected"  # corrected, or published: what the authors' released code computes
@@ -90,7 +90,7 @@ class Run(_Setup):
         label_noise: share of training images that bear another class's label; None: none
         noise_coarse: wrong labels are of the image's coarse class, such as its alphabet
         transform: training augmentation of image data sets: a name in TRANSFORMS
-        pixels: images on disk: files, the decoded copy, or device (that copy, augmented in batches on it)
+        pixels: images on disk: files, decoded (a copy), device (augmented there in batches), held (there)
         method: row of a table, name in METHODS
         variant: corrected, or published: what the authors' released code computes
         p_switch: rho-regularisation: share of switched negatives; None: the method's own

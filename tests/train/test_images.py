@@ -245,6 +245,29 @@ def test_two_views_of_images_on_disk(birds, pixels):
     assert torch.equal(x, seen[1][1]) and torch.equal(labels, seen[1][2])
 
 
+def test_images_held_on_the_device_are_those_of_the_files(birds):
+    """Bytes on the device in place of files: the same test images, a batch of images or their mirror images."""
+    run = make_run(BIRDS, transform="squash96", pixels="held")
+    record = train.fit(run, device="cpu")
+    files = make_run(BIRDS, transform="squash96")
+    feed, other = (feeds.feed_of(one, feeds.splits_of(one), torch.device("cpu")) for one in (run, files))
+    assert torch.equal(*(torch.cat([*one.pieces("test")]) for one in (feed, other)))
+    sampler = train.state.sampler_of(run, feed.labels["train"])
+    steps = [*feed.stream(sampler, 0, 3)]
+    plain = torch.cat([*feed.pieces("train")])
+    pairs = [(a, plain[i]) for indices, x, _ in steps for i, a in zip(indices, x, strict=True)]
+    assert all(torch.equal(a, b) or torch.equal(a, b.flip(-1)) for a, b in pairs)
+    assert 0 < sum(torch.equal(a, b) for a, b in pairs) < len(pairs), "some are mirrored, some are not"
+    assert (
+        train.fit(files, device="cpu", workers=0)["curves"]["test"]["recall@1"][0]
+        == record["curves"]["test"]["recall@1"][0]
+    )
+    with pytest.raises(
+        ValueError, match="pixels='held' keeps a photograph and its mirror image alone: use a transform"
+    ):
+        train.fit(make_run(BIRDS, pixels="held"), device="cpu")
+
+
 def test_weights_that_are_no_numbers_are_named(birds, tmp_path):
     net = make_backbone("resnet50", None).state_dict()
     net["layer1.0.conv1.weight"][0, 0] = torch.nan
