@@ -210,6 +210,7 @@ def _likeness(wanted: str, name: str) -> float:  # 0 to 1
 _ELSEWHERE = {  # names people type, in lower case; what is no name here is shown as it is
     **{"learning_rate": "lr", "epochs": "steps", "iterations": "steps", "backbone": "model"},
     **{"num_classes": "n_classes", "embedding_size": "dim", "indices_tuple": "loss(f, labels, triplets)"},
+    **{"ref_emb": "with_memory(loss, size)", "ref_labels": "with_memory(loss, size)"},
     **{"tripletmarginloss": "triplet", "triplet_margin": "triplet", "crossbatchmemory": "with_memory(loss, size)"},
     **{"liftedstructureloss": "lifted", "signaltonoiseratiocontrastiveloss": "snr", "npairsloss": "npair"},
     **{"distributedlosswrapper": "gather(f, labels)", "accuracycalculator": "evaluate(f, labels)"},

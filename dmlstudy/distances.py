@@ -266,7 +266,13 @@ def shared_labels(
     others: Tensor | None = None,  # (M, classes); None: the same images
     jaccard: bool = False,  # weights: labels in both images, divided by labels in either
 ) -> Tensor:  # (N, M), boolean or float32 weights from 0 to 1
-    "Which images share a label, or what part of their labels"
+    """Which images share a label, or what part of their labels
+
+    Args:
+        labels: (N, classes), above 0 where an image has a label
+        others: (M, classes); None: the same images
+        jaccard: weights: labels in both images, divided by labels in either
+    """
     x = (labels > 0).float()
     y = x if others is None else (others > 0).float()
     both = x @ y.T

@@ -3,6 +3,7 @@
 import ast
 import csv
 import re
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import nbformat
 
 from dmlstudy.core import hyperparameters_of
 from dmlstudy.losses import LOSSES, loss_hyperparameters
+from dmlstudy.metrics import CLASSES, CLUSTERING, DEFAULT, METRICS, NORMS, RETRIEVAL
 from dmlstudy.miners import MINERS
 from dmlstudy.regularizers import REGULARIZERS
 from dmlstudy.samplers import SAMPLERS
@@ -65,6 +67,15 @@ def called(what: str, name: str) -> str:
 def lines(what: str) -> list[str]:
     """A line a name, for help."""
     return [f"{called(what, name)}{f'  {p}' if (p := paper(kind)) else ''}" for name, kind in REGISTRIES[what].items()]
+
+
+def metric_lines() -> list[str]:
+    """What `evaluate` can be asked for, for help: with a gallery, only without one, and what it measures unasked."""
+    alone = [name for name in METRICS if name not in {**RETRIEVAL, **NORMS}]
+    said = {"k, m: a number, as in recall@4": (), "always": [*RETRIEVAL, *NORMS]}
+    said |= {"only without a gallery": alone, "only with labels": [*CLUSTERING, *CLASSES], "None": DEFAULT}
+    text = [f"{when}: {', '.join(names)}" if names else when for when, names in said.items()]
+    return [line for one in text for line in textwrap.wrap(one, 104, subsequent_indent="    ")]
 
 
 @cache

@@ -12,7 +12,7 @@ from dmlstudy.losses import LOSSES
 from dmlstudy.miners import MINERS
 from dmlstudy.regularizers import REGULARIZERS
 from dmlstudy.samplers import SAMPLERS
-from tools.names import lines
+from tools.names import lines, metric_lines
 
 FILE = Path(dmlstudy.__file__).with_suffix(".pyi")
 HEAD = '''"""Written by tools/stubs.py from the registries; not edited by hand."""
@@ -91,15 +91,16 @@ def text() -> str:
     return f"{HEAD}{imports}\n__version__: str\n__all__ = [{names}]\n\n{made}\n"
 
 
-def with_names(source: str, function: str) -> str:
-    """A module with the names, hyperparameters and papers at the end of the docstring of a function."""
-    end = source.index('\n    """\n', source.index(f"def {function}("))
-    listed = "".join(f"\n            {line}" for line in lines(function.removeprefix("make_")))
-    return source[:end] + listed + source[end:]
+def with_lines(source: str, function: str, argument: str, listed: list[str]) -> str:
+    """A module with more lines under an argument in the docstring of a function."""
+    start = source.index(f"\n        {argument}: ", source.index("    Args:", source.index(f"def {function}(")))
+    end = source.index("\n", start + 1)
+    return source[:end] + "".join(f"\n            {line}" for line in listed) + source[end:]
 
 
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
-    for function in MADE:
+    listed = {name: ("hyperparameters", lines(name.removeprefix("make_"))) for name in MADE}
+    for function, more in (listed | {"evaluate": ("metrics", metric_lines())}).items():
         module = Path(inspect.getfile(getattr(dmlstudy, function)))
-        module.write_text(with_names(module.read_text(encoding="utf-8"), function), encoding="utf-8")
+        module.write_text(with_lines(module.read_text(encoding="utf-8"), function, *more), encoding="utf-8")

@@ -45,9 +45,8 @@ class Loss(nn.Module):
 
     __call__: Callable[..., Tensor]
     uses = "batch"  # or "triplets"
-    needs_triplets = in_blocks = False  # cannot do without them; takes a large batch in blocks of rows
+    needs_triplets = in_blocks = sets_slope = False  # cannot do without; in blocks of rows; gradient set by its paper
     takes_positives = takes_targets = False  # in place of labels: a matrix of pairs; rows of weights over the classes
-    sets_slope = False  # its gradient is said by its paper, and is not that of its value
     needs: tuple = ()  # among "n_classes", "dim"
     normalizes = True  # projects f on the unit sphere itself
     lr, lr_factor = None, 1.0  # learning rate of its own parameters; None: lr_factor times the network's
@@ -69,9 +68,10 @@ class Loss(nn.Module):
         labels: Tensor | None = None,  # (B,), integers; not needed with triplets where the formula only asks for pairs
         triplets: tuple[Tensor, Tensor, Tensor] | None = None,  # anchors, positives, negatives; None: the whole batch
         positives: Tensor | None = None,  # in place of labels: (B, B), boolean or weights; row i: positives of i
+        **unknown,  # refused
     ) -> Tensor:  # scalar, float32 or float64
         "Check the input and compute `value` in at least 32 bits"
-        labels = _pairing(self, f, labels, positives, triplets)
+        labels = _pairing(self, f, labels, positives, triplets, *unknown)
         f = _check_call(self, f, triplets)
         if not len(f):
             return zero(as_float(f))
@@ -109,8 +109,10 @@ def _check_call(loss: Loss, f: Tensor, triplets: tuple | None) -> Tensor:  # f
     return f.clone() if frozen else f  # so that a loss on a frozen network's embeddings can be trained
 
 
-def _pairing(loss: Loss, f: Tensor, labels: Tensor | None, positives: Tensor | None, triplets) -> Tensor | None:
+def _pairing(loss: Loss, f: Tensor, labels: Tensor | None, positives: Tensor | None, triplets, *unknown: str):
     "What says which pairs are positive, checked: labels (B,), int64, or a matrix (B, B); None: the triplets say it"
+    for name in unknown:
+        lookup("argument of a loss", name, ("labels", "triplets", "positives"))
     if labels is not None and positives is not None:
         raise ValueError("give labels or positives, not both: positives take the place of labels")
     if labels is not None:

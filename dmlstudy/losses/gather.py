@@ -39,7 +39,12 @@ def gather(
     f: Tensor,  # embeddings of this process, raw, (B, D); B may differ between processes
     labels: Tensor,  # their labels, (B,), or weights over the classes, (B, C)
 ) -> tuple[Tensor, Tensor]:  # of all processes, in the order of their ranks: (sum of B, D) and labels
-    "Join embeddings and labels of all processes, with gradients"
+    """Join embeddings and labels of all processes, with gradients
+
+    Args:
+        f: embeddings of this process, raw, (B, D); B may differ between processes
+        labels: their labels, (B,), or weights over the classes, (B, C)
+    """
     if len(f) != len(labels):
         raise ValueError(f"each embedding has one label; got {len(f)} embeddings and {len(labels)} labels")
     processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

@@ -8,6 +8,7 @@ __all__ = ['Around', 'WithMemory', 'with_memory', 'SummedContrastiveLoss', 'Matr
 
 # %% ../../nbs/57_losses.memory.ipynb #4623ee12
 import copy
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -54,8 +55,8 @@ class WithMemory(Around):
     def __init__(
         self,
         loss: Loss,  # of pairs or of rankings: a sum over anchors
-        size: int,  # embeddings kept, the last ones
-        warmup: int = 1000,  # first steps without the memory
+        size: int,  # embeddings (rows) in the memory, the newest ones
+        warmup: int = 1000,  # training steps (calls of the loss) before the memory is used
     ):
         super().__init__(loss)
         if not hasattr(loss, "against"):
@@ -70,8 +71,7 @@ class WithMemory(Around):
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
         own = self.loss.value(z, labels, None)
-        if len(self.kept) and z.shape[1] != (dim := self.kept.shape[1]):
-            raise ValueError(f"the memory holds embeddings of dimension {dim}; got {z.shape[1]}: make another loss")
+        _check_dimension(self, z.shape[1])
         if self.training:
             self.steps += 1
             if self.steps <= self.warmup:
@@ -100,12 +100,27 @@ class WithMemory(Around):
         self.steps, self.kept, self.kept_labels = state["steps"], state["kept"].to(device), state["labels"].to(device)
 
 # %% ../../nbs/57_losses.memory.ipynb #94f99048
+def _check_dimension(loss: WithMemory, dim: int) -> None:
+    "Refuse another dimension than that of the memory; warn once where it was given as the memory's size"
+    if len(loss.kept) and dim != (held := loss.kept.shape[1]):
+        raise ValueError(f"the memory holds embeddings of dimension {held}; got {dim}: make another loss")
+    if loss.training and not loss.steps and loss.size == dim:
+        what = f"the memory has {dim} rows, as many as an embedding has dimensions"
+        warnings.warn(f"{what}: with_memory(loss, size, warmup) takes no dimension", stacklevel=6)
+
+
 def with_memory(
     loss: Loss,  # supcon, circle, contrastive, multisimilarity, smooth_ap and others
-    size: int,  # embeddings kept
-    warmup: int = 1000,  # first steps without the memory
+    size: int,  # embeddings (rows) in the memory, the newest ones
+    warmup: int = 1000,  # training steps (calls of the loss) before the memory is used
 ) -> WithMemory:
-    "A loss that also compares a batch with past ones"
+    """A loss that also compares a batch with past ones
+
+    Args:
+        loss: supcon, circle, contrastive, multisimilarity, smooth_ap and others
+        size: embeddings (rows) in the memory, the newest ones
+        warmup: training steps (calls of the loss) before the memory is used
+    """
     return WithMemory(loss, size, warmup)
 
 # %% ../../nbs/57_losses.memory.ipynb #c7f3fbd6
@@ -173,7 +188,12 @@ def matryoshka(
     loss: Loss,  # from make_loss, for the whole embedding
     dims: Iterable[int],  # numbers of first dimensions, such as (16, 32, 64)
 ) -> Matryoshka:
-    "A loss that makes the first dimensions of an embedding an embedding"
+    """A loss that makes the first dimensions of an embedding an embedding
+
+    Args:
+        loss: from make_loss, for the whole embedding
+        dims: numbers of first dimensions, such as (16, 32, 64)
+    """
     return Matryoshka(loss, dims)
 
 # %% ../../nbs/57_losses.memory.ipynb #d1340553
@@ -274,5 +294,11 @@ def s2sd(
     width: int,  # of the features
     **chosen,  # dims, weight, temperature, start, seed
 ) -> S2SD:  # loss(f, labels, features=h)
-    "A loss that also learns from wider heads on the features"
+    """A loss that also learns from wider heads on the features
+
+    Args:
+        loss: for the embedding
+        width: of the features
+        chosen: dims, weight, temperature, start, seed
+    """
     return S2SD(loss, width, **chosen)

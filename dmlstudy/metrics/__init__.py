@@ -142,7 +142,7 @@ def structure(
 def evaluate(
     f: Tensor | np.ndarray,  # raw embeddings, (N, D); of the queries where there is a gallery
     labels: Tensor | np.ndarray | None = None,  # (N,), integers; None: relevance is given
-    metrics: Sequence[str] | Mapping[str, tuple[str, int]] | None = None,  # names, or from `check_names`; None: DEFAULT
+    metrics: Sequence[str] | Mapping[str, tuple[str, int]] | None = None,  # their names, or from `check_names`
     f_gallery: Tensor | np.ndarray | None = None,  # (M, D); None, or f itself: each is searched among the others
     labels_gallery: Tensor | np.ndarray | None = None,  # (M,)
     normalize: bool = True,  # measure on the unit sphere; norms are always of the raw embeddings
@@ -163,7 +163,13 @@ def evaluate(
     Args:
         f: raw embeddings, (N, D); of the queries where there is a gallery
         labels: (N,), integers; None: relevance is given
-        metrics: names, or from `check_names`; None: DEFAULT
+        metrics: their names, or from `check_names`
+            k, m: a number, as in recall@4
+            always: recall@k, precision@k, map@k, map_c, map@r, r_precision, norm_mean, norm_var, norm_cv
+            only without a gallery: nmi, ami, f1, intra, inter, ratio, rho, effective_rank, rho@m
+            only with labels: nmi, ami, f1, intra, inter, ratio
+            None: recall@1, recall@2, recall@4, recall@8, map_c, map@r, r_precision, nmi, ami, f1, intra, inter,
+                ratio, rho, effective_rank, norm_mean, norm_var, norm_cv
         f_gallery: (M, D); None, or f itself: each is searched among the others
         labels_gallery: (M,)
         normalize: measure on the unit sphere; norms are always of the raw embeddings

@@ -7,6 +7,7 @@ __all__ = ['ImagesByClass', 'EpochSampler', 'LabelSampler', 'SPCSampler', 'SPCRS
 
 # %% ../../nbs/20_samplers.label.ipynb #d1e5672c
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -149,13 +150,18 @@ class LabelSampler(EpochSampler):
 
     def state_dict(self, batch: int | None = None) -> dict:  # what load_state_dict takes
         "Where the current pass stands: after `batch` batches, or after all it has given"
-        return {"seed": self.seed} | super().state_dict(batch)
+        return {"sampler": self._made_of()} | super().state_dict(batch)
 
     def load_state_dict(self, state: dict) -> None:
         "The next pass continues where the state was taken"
-        if state["seed"] != self.seed:
-            raise ValueError(f"the state belongs to seed {state['seed']}, this sampler has seed {self.seed}")
+        if (theirs := state.get("sampler", own := self._made_of())) != own:
+            raise ValueError(f"the state is of another sampler: {theirs}; this one is {own}")
         super().load_state_dict(state)
+
+    def _made_of(self) -> str:
+        "Settings, number of batches, and a checksum of the labels, which decide all batches"
+        classes = self.by_class.class_of
+        return f"{self!r}, {len(self)} batches, {len(classes)} labels {zlib.crc32(classes.numpy().tobytes()):08x}"
 
 # %% ../../nbs/20_samplers.label.ipynb #d7746fc5
 def _usable_classes(

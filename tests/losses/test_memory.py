@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -382,6 +383,17 @@ def test_what_takes_no_memory_is_refused():
         with_memory(make_loss("sincere"), 8)(f, positives=labels[:, None] == labels)
     with pytest.raises(ValueError, match="without triplets"):
         with_memory(make_loss("sincere"), 8)(f, labels, (labels, labels, labels))
+
+
+def test_a_dimension_given_as_the_size_of_the_memory_is_warned_of():
+    """(loss, embedding_size, memory_size) is pytorch-metric-learning's order; the line warned of is the caller's."""
+    f, labels = next(batches(1))
+    for wrong in (with_memory(make_loss("sincere"), 6, 100), with_memory(make_loss("smooth_ap"), 6)):
+        with pytest.warns(UserWarning, match="the memory has 6 rows, as many as an embedding has dimensions") as said:
+            wrong(f, labels), wrong(f, labels)
+        assert len(said) == 1 and said[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        with_memory(make_loss("sincere"), 100, 6)(f, labels), with_memory(make_loss("sincere"), 6).eval()(f, labels)
 
 
 def test_nothing_stays_behind_on_the_cpu():

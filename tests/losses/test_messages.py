@@ -7,6 +7,7 @@ import torch
 
 from dmlstudy.core import generator
 from dmlstudy.losses import LOSSES, make_loss
+from dmlstudy.losses.memory import matryoshka
 from dmlstudy.metrics import evaluate
 from dmlstudy.miners import make_miner
 from dmlstudy.samplers import make_sampler
@@ -43,6 +44,9 @@ def test_a_loss_of_another_library_points_to_ours_first(name):
         (lambda: make_miner("DistanceWeightedTripletMiner"), "Did you mean 'distance'"),
         (lambda: evaluate(F, LABELS, ["precision_at_1"]), "Use recall@1"),
         (lambda: evaluate(F, LABELS, ["mean_average_precision_at_r"]), "Did you mean 'map@r'"),
+        (lambda: make_loss("triplet")(F, LABELS, indices_tuple=None), r"Use loss\(f, labels, triplets\)"),
+        (lambda: make_loss("supcon")(F, LABELS, ref_emb=F), r"Use with_memory\(loss, size\).*'triplets', 'positives'"),
+        (lambda: matryoshka(make_loss("triplet"), (2, 4))(F, LABELS, triplet=None), "Did you mean 'triplets'"),
         (lambda: make_loss("triplet", margin=-1), "margin of the TripletLoss must be a number, at least 0; got -1"),
         (lambda: make_loss("quadruplet", margin_2=-0.1), "margin_2 of the QuadrupletLoss must be"),
     ],

@@ -1,5 +1,6 @@
 """What a type checker sees: names and hyperparameters of the registries, by the generated stub."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dmlstudy
+from dmlstudy.metrics import DEFAULT, METRICS, check_names, parse
 from tools import names, stubs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +59,26 @@ def test_the_defaults_are_those_of_what_is_made():
             for key, default in names.hyperparameters(what, name).items():
                 assert getattr(made, key, default) == default, (name, key)
     assert names.hyperparameters("miner", "rho_distance")["singletons"] == "drop"
+
+
+def test_help_lists_names_and_units():
+    """Metrics, those that have no gallery among them; what every argument of a public function is."""
+    said = inspect.getdoc(dmlstudy.evaluate)
+    alone = re.search(r"only without a gallery: ([^:]*)\n.*only with labels", said)[1].split(", ")
+    for name in (*DEFAULT, "recall@2"):
+        assert name.split("@")[0] in said
+        if parse(name)[0] in alone:
+            with pytest.raises(ValueError, match="with a gallery only retrieval metrics"):
+                check_names([name], own=False)
+        else:
+            check_names([name], own=False)
+    assert {"nmi", "rho", "inter"} <= {*alone} <= {*METRICS}
+    said = inspect.getdoc(dmlstudy.with_memory)
+    assert "size: embeddings (rows)" in said and "warmup: training steps" in said
+    for name in {*dmlstudy.__all__} - {"main", "Own", "Run"}:
+        made = getattr(dmlstudy, name)
+        for argument in inspect.signature(made).parameters:
+            assert f"\n    {argument}: " in inspect.getdoc(made), (name, argument)
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,25 @@ def test_a_pass_goes_on_in_its_middle_from_the_state(name, workers):
     assert [*again] == expected[1]
 
 
+@pytest.mark.parametrize("name", ["spc", "shuffle", "gc", "frd"])
+def test_a_state_of_another_sampler_is_refused(name):
+    """Other labels, as many of each; batch size; seed; number of batches; images of a class."""
+    sampler = make(name)
+    state, changed = sampler.state_dict(), LABELS.flip(0).roll(1)
+    bank = {} if sampler.bank is None else {"bank": sampler.bank, "big_batch": sampler.big_batch}
+    assert LABELS.bincount().equal(changed.bincount()) and not LABELS.equal(changed)
+    make(name).load_state_dict(state)
+    for labels, size, seed, more in (
+        (changed, 12, 0, {}),
+        (LABELS, 24, 0, {}),
+        (LABELS, 12, 1, {}),
+        (LABELS, 12, 0, {"batches": 5}),
+    ):
+        other = make_sampler(name, labels, size, seed, **bank, **more)
+        with pytest.raises(ValueError, match=rf"is of another sampler: {type(sampler).__name__}\(.*; this one is "):
+            other.load_state_dict(state)
+
+
 # ---- banks ----
 
 
