@@ -9,6 +9,7 @@ __all__ = ['PIXELS', 'data_of', 'splits_of', 'in_pieces', 'file_features', 'Feed
 # %% ../nbs/68_feeds.ipynb #2cda4072
 import functools
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from .core import Run, cache_dir, cores, generator, lookup
+from .core import Run, cache_dir, cores, generator, lookup, write_atomically
 from .data import EMBEDDED, make_data
 from .data.files import Files, _state
 from .data.glyphs import SIDE
@@ -228,14 +229,22 @@ class Feed:
 # %% ../nbs/68_feeds.ipynb #he1df33e
 @functools.lru_cache(maxsize=1)
 def _held_bytes(whole: Run, folder: Path) -> tuple[dict[str, int], Tensor]:  # path -> place; uint8 (N, 2, 3, h, w)
-    "All photographs of a data set and their mirror images, decoded by as many threads as there are cores"
+    "All photographs of a data set and their mirror images, decoded once by as many threads as there are cores"
     data, transform = data_of(whole), make_transform(whole.transform, False, whole.model)
     splits = [split for part in ("train", "test", "query", "gallery") if (split := getattr(data, part)) is not None]
     paths = sorted({name for split in splits for name in split.images.paths})
     images = Files(splits[0].images.folder, paths)
-    with ThreadPoolExecutor(cores()) as pool:
-        seen = pool.map(lambda i: np.array(transform.picture(images[i])), range(len(paths)))
-        x = torch.from_numpy(np.stack([*seen])).permute(0, 3, 1, 2)
+    states = [f"{name} {_state(images.folder / name)}" for name in paths]
+    digest = hashlib.sha256(os.fsencode("\n".join([str(images.folder), str(transform.steps), *states])))
+    file = cache_dir() / "bytes" / f"{digest.hexdigest()[:16]}.u8"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{file}.lock"):
+        if not file.is_file():
+            with ThreadPoolExecutor(cores()) as pool:
+                seen = [*pool.map(lambda i: np.array(transform.picture(images[i])), range(len(paths)))]
+            write_atomically(file, np.stack(seen).tobytes())
+    x = np.fromfile(file, np.uint8).reshape(len(paths), -1)
+    x = torch.from_numpy(x).unflatten(1, (-1, math.isqrt(x.shape[1] // 3), 3)).permute(0, 3, 1, 2)
     return {name: i for i, name in enumerate(paths)}, torch.stack([x, x.flip(-1)], 1)
 
 
