@@ -1,61 +1,82 @@
-"""What a GPU is needed for, in minutes that are limited: its tests, the time of a step, runs of a profile in order.
+"""What a GPU is needed for, in minutes that are limited: the time of a step, and runs of a profile in their order.
 
-python tools/gpu.py times | runs PROFILE [--experiments A B] [--methods "A; B"] [--processes 6] [--seconds 500]
+python tools/gpu.py times [PROFILE] [--processes 6]
+python tools/gpu.py runs PROFILE [--experiments A B] [--rates roth=1e-4 sec=1e-4] [--processes 6] [--seconds 500]
 
 `runs` trains what is missing, replicate by replicate, several runs side by side on each GPU, and stops in time: what
-has ended is kept in outputs/records, what has not is left out. Tests: `python -m pytest -m gpu`.
+has ended is kept in outputs/records, what has not is left out. `--rates chosen` takes for each protocol the rate at
+which the trials of experiment `rates` reach the highest recall@1 on validation classes (mean over their methods, each
+at its best evaluation). Tests: `python -m pytest -m gpu`.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
+from multiprocessing import get_context
 
 from dmlstudy import batch, records, study
+from dmlstudy.methods import METHODS
 
 
-def times() -> None:
-    "Milliseconds of a step of the whole network on 112 images of 128 pixels, and of an evaluation of 8,131 embeddings"
+def _timed(run, barrier, out) -> None:
+    "In a process of its own: milliseconds of a step, and of an evaluation, while the others do the same"
     import torch
 
-    from dmlstudy.losses import make_loss
-    from dmlstudy.metrics import evaluate
-    from dmlstudy.models import make_model
-    from dmlstudy.train.state import metrics_of
+    from dmlstudy.train import measure, train_steps
+    from dmlstudy.train.state import resolve
 
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    x, y = torch.randn(112, 3, 128, 128, device="cuda"), torch.arange(112, device="cuda") // 2
-    loss = make_loss("multisimilarity", 98, 128).cuda()
-    for precision, layout in (("float32", "contiguous"), ("float32", "channels_last"), ("bf16", "channels_last")):
-        model = make_model("efficientnet_lite0", 128, "imagenet").cuda()
-        images = x
-        if layout == "channels_last":
-            model, images = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-        optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True)
-        for step in range(60):
-            if step == 20:
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-                f = model(images).float()
-            optimizer.zero_grad()
-            loss(f, y).backward()
-            optimizer.step()
+    state = resolve(run, torch.device("cuda"))
+    batches, found = state.feed.stream(state.sampler, 0, run.steps), []
+    train_steps(state, batches, 20)
+    for part in (lambda: train_steps(state, batches, 80), lambda: measure(state)):
         torch.cuda.synchronize()
-        print(f"step, {precision}, {layout}: {(time.perf_counter() - began) * 25:.1f} ms")
-    f, labels = torch.randn(8131, 128, device="cuda"), torch.arange(8131, device="cuda") % 98
-    for names in (("recall@1", "map@r"), ("nmi",), ("rho", "intra"), metrics_of("cars196_crops")["test"]):
-        evaluate(f, labels, names, progress=False)
+        barrier.wait()
         began = time.perf_counter()
-        evaluate(f, labels, names, progress=False)
-        print(f"evaluation of {len(names)}, such as {names[0]}: {(time.perf_counter() - began) * 1e3:.0f} ms")
+        part()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+    out.put((1e3 * found[0] / 60, 1e3 * found[1], torch.cuda.get_device_name(), torch.__version__))
+
+
+def times(args: argparse.Namespace) -> None:
+    "How long a step takes alone, and where several runs share the GPU"
+    profile = args.profile or "cars_whole"
+    run = study.all_runs(study.jobs_of(profile, ["objectives"]))[0]
+    run, context = replace(run, steps=1000, eval_every=1000), get_context("spawn")
+    for n in dict.fromkeys((args.processes, 1)):
+        barrier, out = context.Barrier(n), context.Queue()
+        workers = [context.Process(target=_timed, args=(run, barrier, out)) for _ in range(n)]
+        for one in workers:
+            one.start()
+        steps, measured, name, version = zip(*[out.get() for _ in workers], strict=True)
+        print(f"{name[0]}, torch {version[0]}, {n} at once: {max(steps) / n:.1f} ms a step of {run.method}, ", end="")
+        print(f"{max(measured) / n:.0f} ms an evaluation, each divided by {n}", flush=True)
+
+
+def best_rates(profile: str) -> dict[str, float]:
+    "Protocol -> the rate of its trials that is best on validation classes"
+    score: dict[tuple[str, float], list[float]] = {}
+    for run in study.all_runs(study.jobs_of(profile, ["rates"])):
+        curve = records.load_record(run)["curves"]["validation"]["recall@1"]
+        score.setdefault((METHODS[run.method].protocol, run.lr), []).append(max(curve))
+    means = {at: sum(values) / len(values) for at, values in score.items()}
+    print({f"{protocol}, {lr:g}": round(mean, 4) for (protocol, lr), mean in means.items()})
+    return {part: max((m, lr) for (p, lr), m in means.items() if p == part)[1] for part, _ in means}
 
 
 def train(args: argparse.Namespace) -> None:
     "Runs in the order of replicates or seeds, until they are all there or the time is over"
-    end, chosen = time.monotonic() + args.seconds, [m.strip() for m in args.methods.split(";") if m.strip()]
-    runs = study.all_runs(study.jobs_of(args.profile, args.experiments, methods=chosen))
+    end, rates = time.monotonic() + args.seconds, {}
+    if args.rates == ["chosen"]:
+        rates = best_rates(args.profile.removesuffix("_official"))
+    elif args.rates:
+        rates = {name: float(value) for name, value in (word.split("=") for word in args.rates)}
+    runs = study.all_runs(study.jobs_of(args.profile, args.experiments))
+    at = lambda run: {"lr": rates[METHODS[run.method].protocol], "replicate": run.replicate}
+    runs = [study.run_of(args.profile, r.dataset, r.method, r.seed, **at(r)) for r in runs] if rates else runs
     todo = [run for run in runs if records.load_record(run) is None]
-    print(f"{len(runs)} runs, {len(todo)} to train", flush=True)
+    print(f"{len(runs)} runs, {len(todo)} to train, rates {rates}", flush=True)
     try:
         with batch.Workers(args.processes * max(len(batch._devices()), 1)) as pool:
             tasks = [(run, batch.places(), None, args.processes) for run in todo]
@@ -77,8 +98,8 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=["times", "runs"])
     parser.add_argument("profile", nargs="?", choices=[*study.PROFILES])
     parser.add_argument("--experiments", nargs="*", default=())
-    parser.add_argument("--methods", default="")
+    parser.add_argument("--rates", nargs="*", default=())
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
-    times() if args.what == "times" else train(args)
+    times(args) if args.what == "times" else train(args)
