@@ -228,7 +228,9 @@ class Feed:
 
 # %% ../nbs/68_feeds.ipynb #he1df33e
 @functools.lru_cache(maxsize=1)
-def _held_bytes(whole: Run, folder: Path) -> tuple[dict[str, int], Tensor]:  # path -> place; uint8 (N, 2, 3, h, w)
+def _held_bytes(
+    whole: Run, folder: Path, device: torch.device
+) -> tuple[dict[str, int], Tensor]:  # path -> place; uint8 (N, 2, 3, h, w)
     "All photographs of a data set and their mirror images, decoded once by as many threads as there are cores"
     data, transform = data_of(whole), make_transform(whole.transform, False, whole.model)
     splits = [split for part in ("train", "test", "query", "gallery") if (split := getattr(data, part)) is not None]
@@ -244,7 +246,7 @@ def _held_bytes(whole: Run, folder: Path) -> tuple[dict[str, int], Tensor]:  # p
                 seen = [*pool.map(lambda i: np.array(transform.picture(images[i])), range(len(paths)))]
             write_atomically(file, np.stack(seen).tobytes())
     x = np.fromfile(file, np.uint8).reshape(len(paths), -1)
-    x = torch.from_numpy(x).unflatten(1, (-1, math.isqrt(x.shape[1] // 3), 3)).permute(0, 3, 1, 2)
+    x = torch.from_numpy(x).to(device).unflatten(1, (-1, math.isqrt(x.shape[1] // 3), 3)).permute(0, 3, 1, 2)
     return {name: i for i, name in enumerate(paths)}, torch.stack([x, x.flip(-1)], 1)
 
 
@@ -255,8 +257,9 @@ class HeldFeed(Feed):
         "Bytes, (N, 2, 3, h, w)"
         self.scaling = _only_mirrors(run, "pixels='held' keeps", "other pixels").scaling
         names = ("dataset", "strict_data", "transform", "pixels", "model")
-        place, held = _held_bytes(Run(**{name: getattr(run, name) for name in names}), data_dir())
-        return {part: held[[place[n] for n in split.images.paths]].to(device) for part, split in splits.items()}
+        place, held = _held_bytes(Run(**{name: getattr(run, name) for name in names}), data_dir(), device)
+        rows = lambda split: torch.tensor([place[name] for name in split.images.paths], device=device)
+        return {part: held[rows(split)] for part, split in splits.items()}
 
     def batch(self, indices: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:  # inputs (B V, ...), labels (B V,)
         "Training images, each in one of its views, or in both"

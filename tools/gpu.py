@@ -1,12 +1,12 @@
 """What a GPU is needed for, in minutes that are limited: the time of a step, and runs of a profile in their order.
 
 python tools/gpu.py times [PROFILE] [--processes 6]
-python tools/gpu.py runs PROFILE [--experiments A B] [--rates roth=1e-4 sec=1e-4] [--processes 6] [--seconds 500]
+python tools/gpu.py runs PROFILE [--experiments A B] [--rates] [--processes 3] [--seconds 500]
 
 `runs` trains what is missing, replicate by replicate, several runs side by side on each GPU, and stops in time: what
-has ended is kept in outputs/records, what has not is left out. `--rates chosen` takes for each protocol the rate at
-which the trials of experiment `rates` reach the highest recall@1 on validation classes (mean over their methods, each
-at its best evaluation). Tests: `python -m pytest -m gpu`.
+has ended is kept in outputs/records, what has not is left out. `--rates` first makes the trials of experiment `rates`,
+and takes for each protocol the rate at which they reach the highest recall@1 on validation classes (mean over their
+methods, each at its best evaluation). Tests: `python -m pytest -m gpu`.
 """
 
 import argparse
@@ -67,30 +67,34 @@ def best_rates(profile: str) -> dict[str, float]:
 
 def train(args: argparse.Namespace) -> None:
     "Runs in the order of replicates or seeds, until they are all there or the time is over"
-    end, rates = time.monotonic() + args.seconds, {}
-    if args.rates == ["chosen"]:
-        rates = best_rates(args.profile.removesuffix("_official"))
-    elif args.rates:
-        rates = {name: float(value) for name, value in (word.split("=") for word in args.rates)}
-    runs = study.all_runs(study.jobs_of(args.profile, args.experiments))
-    at = lambda run: {"lr": rates[METHODS[run.method].protocol], "replicate": run.replicate}
-    runs = [study.run_of(args.profile, r.dataset, r.method, r.seed, **at(r)) for r in runs] if rates else runs
-    todo = [run for run in runs if records.load_record(run) is None]
-    print(f"{len(runs)} runs, {len(todo)} to train, rates {rates}", flush=True)
+    end, profile, asked = time.monotonic() + args.seconds, args.profile, []
+
+    def plan(*experiments: str, **rates: float) -> list:
+        runs = study.all_runs(study.jobs_of(profile, experiments))
+        at = lambda run: {"lr": rates[METHODS[run.method].protocol], "replicate": run.replicate}
+        return [study.run_of(profile, r.dataset, r.method, r.seed, **at(r)) for r in runs] if rates else runs
+
+    def each(runs: list) -> None:
+        asked.extend(runs)
+        todo = [run for run in runs if records.load_record(run) is None]
+        print(f"{len(runs)} runs, {len(todo)} to train", flush=True)
+        for done in pool.each(batch._work, [(run, batch.places(), None, args.processes) for run in todo]):
+            if done and (error := done[1].exception()):
+                print(done[0][0].method, "failed:", error, flush=True)
+            if time.monotonic() > end:
+                raise TimeoutError
+
     try:
         with batch.Workers(args.processes * max(len(batch._devices()), 1)) as pool:
-            tasks = [(run, batch.places(), None, args.processes) for run in todo]
-            for done in pool.each(batch._work, tasks):
-                if done and (error := done[1].exception()):
-                    print(done[0][0].method, "failed:", error, flush=True)
-                if time.monotonic() > end:
-                    raise TimeoutError
+            if args.rates:
+                each(plan("rates"))
+            each(plan(*args.experiments, **(best_rates(profile) if args.rates else {})))
     except TimeoutError:
         print("the time is over")
-    found = [record for run in todo if (record := records.own_record(run))]
-    records.merge_records(records.batch_file(args.profile), found)
-    seconds = sorted(record["made"]["seconds"] for record in found)
-    print(json.dumps({"trained": len(found), "left": len(todo) - len(found), "seconds of a run": seconds}))
+    found = [record for run in asked if (record := records.own_record(run))]
+    records.merge_records(records.batch_file(profile), found)
+    seconds = [record["made"]["seconds"] for record in found]
+    print(json.dumps({"recorded": len(found), "asked": len(asked), "seconds of a run": seconds}))
 
 
 if __name__ == "__main__":
@@ -98,8 +102,8 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=["times", "runs"])
     parser.add_argument("profile", nargs="?", choices=[*study.PROFILES])
     parser.add_argument("--experiments", nargs="*", default=())
-    parser.add_argument("--rates", nargs="*", default=())
-    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--rates", action="store_true")
+    parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
     times(args) if args.what == "times" else train(args)
