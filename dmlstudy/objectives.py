@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from .core import is_folder, lookup
-from .data import DATASETS
+from .core import Run
 from .losses import LOSSES, make_loss
 from .losses.base import Loss
 from .losses.memory import matryoshka, with_memory
-from .methods import METHODS
+from .methods import Method
 from .miners import make_miner
 from .regularizers import Regularizer, balance_gradients, make_regularizer
 
@@ -97,57 +96,38 @@ class Objective(nn.Module):
 
 # %% ../nbs/65_objectives.ipynb #83fcc195
 def make_objective(
-    method: str,  # name in METHODS
-    dataset: str,  # name in DATASETS
+    row: Method,  # that the run's method names
+    run: Run,  # data set, dimension of the embedding, variant, steps and what differs from the row
     n_classes: int,  # training classes
-    dim: int,  # dimension of the embedding
-    variant: str = "corrected",  # or "published"
-    p_switch: float | None = None,  # share of switched negatives; None: the method's own
-    eta: float | None = None,  # weight of the norm regulariser; None: the method's own
     seed: int = 0,  # of new proxies and of what a loss draws
-    steps: int | None = None,  # of the run, over which a published weight rises; only such a method asks for them
-    loss_args: str | None = None,  # hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
 ) -> Objective:
-    """The objective of a row of a table on a data set
+    """The objective of a row of a table in a run
 
     Args:
-        method: name in METHODS
-        dataset: name in DATASETS
+        row: that the run's method names
+        run: data set, dimension of the embedding, variant, steps and what differs from the row
         n_classes: training classes
-        dim: dimension of the embedding
-        variant: or "published"
-        p_switch: share of switched negatives; None: the method's own
-        eta: weight of the norm regulariser; None: the method's own
         seed: of new proxies and of what a loss draws
-        steps: of the run, over which a published weight rises; only such a method asks for them
-        loss_args: hyperparameters of the loss, as "beta=0.8; margin=0.1"; None: the method's own
     """
-    row = lookup("method", method, METHODS)
+    dim = run.embed_dim
     if row.loss is None:
-        raise ValueError(f"{method} is not trained: it has no objective")
+        raise ValueError(f"{run.method} is not trained: it has no objective")
     if n_classes < 1 or dim < 1:
         raise ValueError(f"an objective needs the number of classes and of dimensions; got {n_classes} and {dim}")
-    known = [dataset] if is_folder(dataset) else [*DATASETS]
-    recipe = row.recipe(lookup("data set", dataset, known), p_switch, eta, loss_args)
+    recipe = row.recipe(run.dataset, run.p_switch, run.eta, run.loss_args)
     loss, miner, regularizer = (dict(recipe[part] or {}) for part in ("loss", "miner", "regularizer"))
+    name = loss.pop("name", row.loss)
     if row.make:
-        args = {name: value for name, value in loss.items() if name != "name"}
-        terms = {row.regularizer: make_regularizer(regularizer.pop("name"), **regularizer)} if regularizer else {}
-        return Objective(*row.make(n_classes, dim, seed, **args), terms)
-    if "seed" in inspect.signature(lookup("loss", row.loss, LOSSES)).parameters:
-        loss["seed"] = seed
-    if row.ramps and variant == "published":
-        if not steps:
-            raise ValueError(f"the weight of {method} as published rises over the run: say steps; got {steps}")
-        regularizer["ramp"] = steps
-    made = make_loss(loss.pop("name"), n_classes=n_classes, dim=dim, variant=variant, **loss)
+        made, mined = row.make(n_classes, dim, seed, **loss)
+    else:
+        own = {"seed": seed} if "seed" in inspect.signature(LOSSES[name]).parameters else {}
+        made = make_loss(name, n_classes=n_classes, dim=dim, variant=run.variant, **loss, **own)
+        mined = make_miner(miner.pop("name"), **miner) if miner else None
     if parts := row.around.get("matryoshka"):
         made = matryoshka(made, [dim // part for part in parts])
     if memory := row.around.get("memory"):
         made = with_memory(made, **memory)
-    return Objective(
-        made,
-        make_miner(miner.pop("name"), **miner) if miner else None,
-        {row.regularizer: make_regularizer(regularizer.pop("name"), **regularizer)} if regularizer else {},
-        row.equalize,
-    )
+    if row.ramps and run.variant == "published":
+        regularizer["ramp"] = run.steps
+    terms = {row.regularizer: make_regularizer(regularizer.pop("name"), **regularizer)} if regularizer else {}
+    return Objective(made, mined, terms, row.equalize)

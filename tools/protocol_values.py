@@ -134,9 +134,7 @@ class Live:
 
     @cached_property
     def objective(self):
-        run = self.run
-        chosen = dict(variant=run.variant, p_switch=run.p_switch, eta=run.eta, steps=run.steps)
-        return make_objective(run.method, run.dataset, self.splits["train"][0], run.embed_dim, **chosen)
+        return make_objective(METHODS[self.run.method], self.run, self.splits["train"][0])
 
     @cached_property
     def sampler(self):

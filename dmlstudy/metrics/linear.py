@@ -27,8 +27,8 @@ def every_other(
 def linear_accuracy(
     h: Tensor,  # features that the classifier is fitted to, (N, D)
     labels: Tensor,  # (N,), integers
-    h_test: Tensor,  # (M, D)
-    labels_test: Tensor,  # (M,), of the same classes
+    h_test: Tensor | None = None,  # (M, D); None: every other image of each class is fitted to, the others are tested
+    labels_test: Tensor | None = None,  # (M,), of the same classes
     decay: float = 1e-3,  # lambda, the weight of the squared weights
     steps: int = 200,  # of L-BFGS in each precision, at most
 ) -> float:  # 0 to 1
@@ -37,12 +37,15 @@ def linear_accuracy(
     Args:
         h: features that the classifier is fitted to, (N, D)
         labels: (N,), integers
-        h_test: (M, D)
+        h_test: (M, D); None: every other image of each class is fitted to, the others are tested
         labels_test: (M,), of the same classes
         decay: lambda, the weight of the squared weights
         steps: of L-BFGS in each precision, at most
     """
     h, labels = check_embeddings(h, labels, "features")
+    if h_test is None:
+        own = every_other(labels)
+        h, labels, h_test, labels_test = h[own], labels[own], h[~own], labels[~own]
     h_test, labels_test = check_embeddings(h_test, labels_test, "test features")
     classes, y = labels.unique(return_inverse=True)
     if len(classes) < 2:

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLASSES', 'SPECTRUM', 'NORMS', 'class_sums', 'intra', 'inter', 'ratio', 'spectrum', 'rho_of', 'rho',
-           'effective_rank_of', 'effective_rank', 'class_spectra', 'norms', 'norm_mean', 'norm_var', 'norm_cv']
+           'effective_rank_of', 'effective_rank', 'class_spectra', 'class_spectrum', 'norms', 'norm_mean', 'norm_var',
+           'norm_cv']
 
 # %% ../../nbs/73_metrics.space.ipynb #447e6d61
 import warnings
@@ -142,6 +143,15 @@ def class_spectra(
     if normalize:
         values = values / values.sum(1, keepdim=True).clamp(min=1e-300)
     return classes, values
+
+# %% ../../nbs/73_metrics.space.ipynb #c85841b4
+def class_spectrum(
+    f: Tensor,  # embeddings, (N, D)
+    labels: Tensor,  # (N,)
+) -> Tensor:  # (smallest class or D,) float64, falling
+    "Singular values of each class's unit embeddings over their sum, averaged over classes"
+    smallest = labels.unique(return_counts=True)[1].min()
+    return class_spectra(torch.nn.functional.normalize(f, dim=1), labels)[1][:, :smallest].mean(0)
 
 # %% ../../nbs/73_metrics.space.ipynb #4fa49329
 def norms(f: Tensor) -> Tensor:  # (N,) float64

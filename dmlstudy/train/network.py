@@ -104,12 +104,14 @@ def embed_split(
     network: Network,
     feed: Feed | FileFeed,
     part: str,  # train, validation, test, query or gallery
+    head: bool = True,  # False: features, what the head is given
 ) -> Tensor:  # f (N, dim), raw
     "Embed a split of a feed in evaluation mode"
-    training = network.model.training
+    training, backbone = network.model.training, network.model.backbone
+    seen = network if head else backbone.tail if feed.stem else backbone
     network.model.eval()
     with torch.no_grad():
-        f = torch.cat([network(x) for x in feed.pieces(part)])
+        f = torch.cat([seen(x).float() for x in feed.pieces(part)])
     network.model.train(training)
     return f
 

@@ -87,7 +87,8 @@ def by_cpu(make, f, labels):
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.loss])
 def test_methods(far, method, variant):
     """The CPU's value and gradient; and no wait where the whole batch is used, or tuples drawn by distance."""
-    make = lambda: make_objective(method, "cub200", 10, 16, variant, steps=4)
+    run = make_run(dataset="cub200", method=method, embed_dim=16, variant=variant, steps=4)
+    make = lambda: make_objective(METHODS[method], run, 10)
     f, labels = torch.randn(24, 16, generator=generator(1)), torch.arange(8).repeat_interleave(3)
     value, gradient = by_cpu(make, f, labels)
     objective, x, y = make().to(FAR), f.to(FAR).requires_grad_(), labels.to(FAR)
