@@ -33,26 +33,6 @@ def _drawing(device: torch.device, seed: int, step: int):
             torch.cuda.default_generators[gpu.index or 0].manual_seed(own)
         yield
 
-# %% ../../nbs/80_train.network.ipynb #9raf1c02
-class _Part(nn.Module):
-    "A function of a network, with the network's weights"
-
-    def __init__(self, model: nn.Module, function: Callable[[Tensor], Tensor]):
-        super().__init__()
-        self.model, self.function = model, function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-def _captured(model: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
-    "The same function, forward and backward each a CUDA graph for inputs of this shape"
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    captured = torch.cuda.make_graphed_callables(_Part(model, function), (x.clone(),), allow_unused_input=True)
-    for name, buffer in model.named_buffers():  # which the warming up has moved
-        buffer.copy_(before[name])
-    return captured
-
 # %% ../../nbs/80_train.network.ipynb #f2a5189d
 class Network:
     "A run's network as a function of what its feed gives: precision, memory format and compilation are the run's"
@@ -70,8 +50,6 @@ class Network:
             model.to(memory_format=self.format)
         self.eager = self.compiled = model.embed_stem if feed.stem else model
         self.sizes = {run.batch_size * feed.views, 112, 2048}  # of batches, pieces of files and what is in memory
-        same = run.precision != "bf16" and run.mixup is None and not (run.compile or self.draws)
-        self.captured, self.batch = None, run.batch_size * feed.views if same else None
         if run.compile:
             more = {"recompile_limit": 64} if "recompile_limit" in signature(torch.compile).parameters else {}
             self.compiled = torch.compile(self.eager, dynamic=False, **more)
@@ -85,9 +63,6 @@ class Network:
         drawing = _drawing(x.device, self.seed, step) if self.draws and self.model.training else nullcontext()
         bf16 = torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16")
         with drawing, matmul_precision(self.precision), bf16:
-            if x.is_cuda and self.model.training and len(x) == self.batch and torch.is_grad_enabled():
-                self.captured = self.captured or _captured(self.model, self.eager, x)
-                return self.captured(x).float().clone()  # the next step's embeddings take the same place
             return (self.compiled if len(x) in self.sizes else self.eager)(x).float()
 
     def backward(
