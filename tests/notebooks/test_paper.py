@@ -32,7 +32,7 @@ STEMS = {
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
     *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches", "all_drawings"),
-    *("errata", "placebo"),
+    *("errata", "placebo", "cars"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -71,6 +71,7 @@ ALONE = {
     "sec_table3",
     "photos",
     "papers",
+    "cars",
 }  # measured on the spot, settings, no rendered letters
 
 
@@ -101,8 +102,8 @@ def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
     asks = [ask if isinstance(ask, dict) else {"experiment": ask} for ask in QUESTIONS[path.stem]]
     runs = (run for ask in asks for run in all_runs(jobs_of(ask.get("profile", "glyphs"), [ask["experiment"]])))
-    if path.stem == "placebo":  # set 20 has its searches first
-        return batch_file("omniglot_placebo").is_file()
+    if path.stem in ("placebo", "cars"):  # in progress
+        return batch_file({"placebo": "omniglot_placebo", "cars": "cars_whole"}[path.stem]).is_file()
     return not asks or any(run.key() in recorded() for run in runs)
 
 
