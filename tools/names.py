@@ -2,12 +2,11 @@
 
 import ast
 import csv
+import json
 import re
 import textwrap
 from functools import cache
 from pathlib import Path
-
-import nbformat
 
 from dmlstudy.core import hyperparameters_of
 from dmlstudy.losses import LOSSES, loss_hyperparameters
@@ -23,19 +22,25 @@ NAME = r"[A-Z](?=\w*[a-z])[\w’'-]+(?:, [A-Z]\w+)*(?:\s+and [A-Z]\w+|\s+et\s+al
 PAPER = re.compile(rf"({NAME}),?\s+\(?((?:[A-Z]\w+ )?(?:20|19)\d\d)")
 
 
+def cells(notebook: Path) -> list[tuple[str, str]]:  # kind, source; nbformat would take a second to load
+    """The cells of a notebook."""
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [(cell["cell_type"], "".join(cell["source"])) for cell in found]
+
+
 @cache
 def sections() -> dict[str, tuple[str, str, str]]:  # class -> notebook, title of the section, its text
     """The text that stands above each exported class, from the last title on."""
     found = {}
     for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb")):
         title = text = ""
-        for cell in nbformat.read(path, 4).cells:
-            if cell.cell_type == "markdown":
-                if head := re.search(r"^#{2,} (.+)", cell.source, re.M):
+        for kind, source in cells(path):
+            if kind == "markdown":
+                if head := re.search(r"^#{2,} (.+)", source, re.M):
                     title, text = head[1], ""
-                text += cell.source + "\n\n"
-            elif cell.source.startswith("#| export"):
-                found |= {name: (path.stem, title, text) for name in re.findall(r"^class (\w+)", cell.source, re.M)}
+                text += source + "\n\n"
+            elif source.startswith("#| export"):
+                found |= {name: (path.stem, title, text) for name in re.findall(r"^class (\w+)", source, re.M)}
     return found
 
 
@@ -81,8 +86,7 @@ def metric_lines() -> list[str]:
 @cache
 def elsewhere() -> dict[str, tuple[str, str]]:  # class of pytorch-metric-learning -> loss, what has another name
     """The table of the tutorial "From pytorch-metric-learning"."""
-    cells = nbformat.read(ROOT / "nbs/tutorials/from_pml.ipynb", 4).cells
-    (source,) = (cell.source for cell in cells if "NAMES = {" in cell.source)
+    (source,) = (source for _, source in cells(ROOT / "nbs/tutorials/from_pml.ipynb") if "NAMES = {" in source)
     return ast.literal_eval(re.search(r"NAMES = (\{.*?^\})", source, re.S | re.M)[1])
 
 

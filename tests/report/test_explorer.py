@@ -131,7 +131,7 @@ def choose(tab, name: str, value: str) -> None:
 def wait(tab, condition: str) -> None:
     """Until something is true, and the page drawn after it."""
     look = f"const look = () => {condition} ? setTimeout(done, 20) : setTimeout(look, 5)"
-    late = f"setTimeout(() => no(Error({json.dumps('not after 10 s: ' + condition)})), 10000)"
+    late = f"setTimeout(() => no(Error({json.dumps('not after 300 s: ' + condition)})), 300000)"
     tab.run(f"new Promise((done, no) => {{ {look}; {late}; look() }})")
 
 

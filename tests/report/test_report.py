@@ -221,7 +221,7 @@ def test_in_a_browser(page, width, tmp_path):
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
     flags += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'browser'}"]
     call = [browser, *flags, "--dump-dom", f"file://{around}"]
-    dom = subprocess.run(call, capture_output=True, text=True, timeout=120).stdout
+    dom = subprocess.run(call, capture_output=True, text=True, timeout=900).stdout
     found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', dom, re.S)[1]))
     assert set(STEMS) <= set(found["stems"])
     assert (found["images"], found["broken"], found["cut"]) == (3, 0, 0)

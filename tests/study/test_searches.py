@@ -15,18 +15,23 @@ from dmlstudy.study import PROFILES, search_runs, tried_in_box, tuned
 ROOT = Path(__file__).resolve().parents[2]
 NAME, DATASET = "omniglot_placebo", "omniglot_few"
 PROFILE = PROFILES[NAME]
-KEYS = {run.key() for at in PROFILE.searches for run in search_runs(NAME, DATASET, None, (), at)}
 FILE = ROOT / f"outputs/records/{NAME}_search.jsonl"
+
+
+@pytest.fixture(scope="module")
+def keys() -> set[str]:
+    """Of all trials."""
+    return {run.key() for at in PROFILE.searches for run in search_runs(NAME, DATASET, None, (), at)}
 
 
 def git(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
 
 
-def test_registered_trials_stay_what_they_are():
+def test_registered_trials_stay_what_they_are(keys):
     """A change of a box, of points or of the protocol would ask for other runs than those that were registered."""
-    assert len(KEYS) == 2900
-    assert hashlib.sha256(" ".join(sorted(KEYS)).encode()).hexdigest()[:12] == "96a7de4eb489"
+    assert len(keys) == 2900
+    assert hashlib.sha256(" ".join(sorted(keys)).encode()).hexdigest()[:12] == "96a7de4eb489"
 
 
 @pytest.mark.parametrize("method", PROFILE.methods)
@@ -49,9 +54,9 @@ def trials(at: int, score) -> list[dict]:
     return [{"key": run.key(), "curves": {"validation": curve(score(run))}} for run in runs]
 
 
-def test_a_method_never_chooses_worse_than_its_base_among_shared_trials():
+def test_a_method_never_chooses_worse_than_its_base_among_shared_trials(keys):
     rng = np.random.default_rng(0)
-    noise = {key: float(value) for key, value in zip(sorted(KEYS), rng.random(len(KEYS)), strict=True)}
+    noise = {key: float(value) for key, value in zip(sorted(keys), rng.random(len(keys)), strict=True)}
     records = trials(130, lambda run: noise[run.key()])
     table = choices(NAME, records).set_index(["method", "choice"])
     assert len(table) == len(PROFILE.methods) * 4 and {*table.index} == {*table.index.unique()}
@@ -74,10 +79,10 @@ def test_no_choice_of_several_is_taken_for_the_profile_s():
 
 
 @pytest.mark.skipif(not FILE.is_file(), reason="no trial is there yet")
-def test_set_20_was_registered_before_its_trials():
+def test_set_20_was_registered_before_its_trials(keys):
     """In progress: what is there is of clean code that held the claims as they are now, and was asked for."""
     records = [json.loads(line) for line in FILE.open(encoding="utf-8")]
-    assert {r["key"] for r in records} <= KEYS and all([*r["curves"]] == ["validation"] for r in records)
+    assert {r["key"] for r in records} <= keys and all([*r["curves"]] == ["validation"] for r in records)
     commits, file = {r["made"]["git"] for r in records}, "dmlstudy/assets/ledger_20.toml"
     assert all(commit and not commit.endswith("+") for commit in commits)
     for commit in commits:
@@ -85,7 +90,7 @@ def test_set_20_was_registered_before_its_trials():
             pytest.skip("the history is not here")
         assert git("show", f"{commit}:{file}").stdout == (ROOT / file).read_text(encoding="utf-8")
         assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
-    assert len(records) < len(KEYS) or tuned(PROFILE) == choices_file(choices(NAME, records))
+    assert len(records) < len(keys) or tuned(PROFILE) == choices_file(choices(NAME, records))
 
 
 def test_set_20_names_at_most_four_primary_claims_each_also_by_map():

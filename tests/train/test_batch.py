@@ -34,17 +34,7 @@ ASKED = ("--profile", "drill", "--jobs", "2")  # four runs
 MAIN = "import sys; from dmlstudy.cli import main; sys.exit(main())"
 
 
-HOLD = """
-
-def hold(file):
-    try:
-        descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-    except FileExistsError:
-        return
-    os.write(descriptor, str(os.getpid()).encode())
-    while True:
-        time.sleep(0.1)
-"""
+SITE = CHECKOUT / "tests/support/changed_site.py"
 
 
 class Study:
@@ -59,47 +49,22 @@ class Study:
         self.environment = {**os.environ, "DMLSTUDY_ROOT": str(folder), "PYTHONPATH": str(CHECKOUT)}
         self.environment["TMPDIR"] = str(self.temporary)
 
+    def change(self, **what: str) -> None:
+        """Let all processes that are started from now on be as `changed_site` says."""
+        self.environment.update(what)
+        site = self.folder / "site"
+        if not site.exists():
+            site.mkdir()
+            shutil.copy(SITE, site / "sitecustomize.py")
+        self.environment["PYTHONPATH"] = f"{site}{os.pathsep}{CHECKOUT}"
+
     def spoil(self, what: str) -> None:
-        """Let something happen whenever Contrastive is trained, in every process that is started from now on."""
-        code = f"""import importlib.abc
-import importlib.machinery
-import os
-import sys
-import time
-
-
-class Spoiled(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "dmlstudy.train":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            fit = module.fit
-
-            def spoiled(run, **options):
-                if run.method.startswith("Contrastive"):
-                    {what}
-                return fit(run, **options)
-
-            module.fit = spoiled
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, Spoiled())
-"""
-        (self.folder / "spoiled").mkdir()
-        (self.folder / "spoiled/sitecustomize.py").write_text(code)
-        self.environment["PYTHONPATH"] = f"{self.folder / 'spoiled'}{os.pathsep}{CHECKOUT}"
+        """Let something happen whenever Contrastive is trained."""
+        self.change(DRILL_SPOILED=what)
 
     def hold(self) -> None:
         """Let the first training of Contrastive wait, until its process is killed or told to end."""
         self.spoil(f"hold({str(self.folder / 'held')!r})")
-        (self.folder / "spoiled/sitecustomize.py").open("a").write(HOLD)
 
     def held(self) -> dict:
         """The run that waits: the event that began it, with its key and the process, which may have trained others."""
@@ -111,7 +76,7 @@ sys.meta_path.insert(0, Spoiled())
         return waits
 
     def mend(self) -> None:
-        self.environment["PYTHONPATH"] = str(CHECKOUT)
+        self.environment.pop("DRILL_SPOILED")
 
     def start(self, *words: str, code: str = MAIN) -> subprocess.Popen:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": self.folder}
@@ -164,6 +129,13 @@ def undisturbed(tmp_path_factory) -> Study:
     return study
 
 
+@pytest.fixture
+def quick(study, undisturbed) -> None:
+    """A run gives the record of the undisturbed one after half a second, and no notebook is drawn."""
+    study.change(DRILL_RECORDS=str(undisturbed.folder / "outputs/records/drill.jsonl"))
+    (study.folder / "nbs/experiments/roth_table2.ipynb").unlink()
+
+
 def small(**fields):
     """A run of a second."""
     return make_run(
@@ -213,6 +185,7 @@ def test_any_executor_gives_the_same_results(study, undisturbed, kind, monkeypat
 # killed, interrupted, two at once
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_killed_worker(study, undisturbed):
     study.hold()
@@ -267,6 +240,7 @@ sys.exit(cli.main(["decide", "--ledger", "2", "--hours", "1", "--jobs", "2"]))
 """
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_decide_is_killed_and_goes_on(study):
     """Killed with its workers after three runs, it keeps these, trains the other seven, and gives the verdict."""
@@ -285,6 +259,7 @@ def test_decide_is_killed_and_goes_on(study):
     assert len(study.results()) == 10 and replicates == {10, 11, 12, 13, 14}
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_killed_again_and_again(study):
     """A run that always takes its process along fails, after a second trial alone; the others are trained."""
@@ -295,6 +270,7 @@ def test_killed_again_and_again(study):
     assert sorted(begun.values()) == [1, 1, 2, 2] and len(study.trained()) == 2
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_a_stopped_process_is_named_and_keeps_only_its_own_run(study, undisturbed):
     """Another batch trains the others, says for whom it waits, and goes on when the stopped process ends."""
@@ -328,6 +304,7 @@ def gone(pids) -> bool:
     return wait_until(lambda: not any(map(alive, pids)))
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_killed_batch(study, undisturbed):
     study.hold()
@@ -342,21 +319,24 @@ def test_killed_batch(study, undisturbed):
     assert set(study.trained().values()) == {1}
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
-def test_killed_batch_at_ten_random_moments(study, undisturbed):
-    draw = random.Random(0)
+def test_killed_batch_at_up_to_ten_random_moments(study, undisturbed):
+    draw, n = random.Random(0), lambda: len(study.events("begun"))
     for _ in range(10):
-        process = study.start("run", *ASKED)
-        try:
-            process.wait(draw.uniform(0.5, 15))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        before, process = n(), study.start("run", *ASKED)
+        wait_until(lambda: process.poll() is not None or n() > before)  # noqa: B023, called at once
+        if process.poll() is not None:  # nothing is left to train
+            break
+        time.sleep(draw.uniform(0, 0.6))  # a run takes half a second
+        process.kill()
+        process.wait()
     assert study.call("run", *ASKED)[0] == 0
     assert study.results() == undisturbed.results()
     assert set(study.trained().values()) == {1}  # a kill between record and journal may hide one
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted(study, undisturbed, sign):
@@ -373,6 +353,7 @@ def test_interrupted(study, undisturbed, sign):
     assert set(study.trained().values()) == {1}
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_two_batches_share_the_work(study, undisturbed):
     processes = [study.start("run", *ASKED) for _ in range(2)]
@@ -386,7 +367,7 @@ def test_two_batches_share_the_work(study, undisturbed):
 
 
 @pytest.fixture
-def cluster(study, tmp_path):
+def cluster(quick, study, tmp_path):
     """A Dask scheduler, two workers and the scheduler's address; the worker that first trains Contrastive waits."""
     study.hold()
     distributed = pytest.importorskip("distributed")
@@ -405,6 +386,7 @@ def cluster(study, tmp_path):
             process.wait()
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_killed_worker_of_a_cluster(study, undisturbed, cluster):
     (_, *workers), address = cluster
@@ -417,6 +399,7 @@ def test_killed_worker_of_a_cluster(study, undisturbed, cluster):
     assert set(study.trained().values()) == {1}
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_killed_scheduler(study, undisturbed, cluster):
     (scheduler, *workers), address = cluster
@@ -514,6 +497,7 @@ def test_stale_record_in_a_batch(study):
     assert "steps: asked 40, recorded 7" in failure.why and failure.key == run.key()
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_a_damaged_file_of_records_stops_every_command(study, undisturbed):
     """File, line and the way back are named, and nothing is written; restored, the batch goes on."""
@@ -533,6 +517,7 @@ def test_a_damaged_file_of_records_stops_every_command(study, undisturbed):
     assert status == 0 and file.read_text() == whole, told
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_lines_leave_only_by_name(study, undisturbed):
     """Seeds 0 to 4, then the plan's 0 and 1: nothing is lost; what is beside the plan is printed."""
@@ -631,20 +616,13 @@ def test_one_of_many_takes_a_lock(study):
         assert sum(pool.map(_take, range(4))) == 1
 
 
-CLOCK = """import time
-clock = time.time
-time.time = lambda: clock() + {}
-"""
-
-
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_the_wall_clock_set_back_or_forth(study, undisturbed):
     """Two batches, of which one is an hour ahead or late, and files an hour old."""
     slow = study.start("run", *ASKED)
     study.wait_for("begun")
-    (study.folder / "clock").mkdir()
-    (study.folder / "clock/sitecustomize.py").write_text(CLOCK.format(3600))
-    study.environment["PYTHONPATH"] = f"{study.folder / 'clock'}{os.pathsep}{CHECKOUT}"
+    study.change(DRILL_CLOCK="3600")
     for file in study.folder.glob("outputs/**/lock"):
         os.utime(file, (time.time() - 3600,) * 2)
     fast = study.start("run", *ASKED)
@@ -682,6 +660,7 @@ def test_runs_side_by_side_share_the_cores_among_their_readers(sharing):
     assert feeds.reader_processes(sharing) == max(1, min(8, core.cores() // sharing))
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them(study):
     """However it ends, and also when it is stopped by an error."""
