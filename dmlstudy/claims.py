@@ -9,16 +9,17 @@ __all__ = ['VERDICTS', 'read_ledger', 'Effect', 'verdict_of', 'run_table', 'diff
 # %% ../nbs/95_claims.ipynb #e8433ccd
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from .core import Run, asset, lookup
+from .core import asset, lookup
 from .records import selected
 from .rules import SELECTIONS, search_score
 from .stats import correlation, correlation_interval, t_interval
-from .tables import dataset_order, study_records
+from .study import EXPERIMENTS, PROFILES, all_runs, jobs_of
+from .tables import dataset_order, profiles_shown, study_records
 
 # %% ../nbs/95_claims.ipynb #95c261e0
 def read_ledger() -> list[dict]:  # in the order of the file; names of groups are replaced by their methods
@@ -62,15 +63,20 @@ def verdict_of(effect: Effect | None, direction: str, threshold: float, null: fl
 # %% ../nbs/95_claims.ipynb #27818b6a
 def run_table(
     profile: str, selection: str = "validation"
-) -> pd.DataFrame:  # fields of the run, main, metrics; of training images train/<metric>
+) -> pd.DataFrame:  # fields of the run, main, experiments, metrics; of training images train/<metric>
     "The records of a profile, and of the one beside it, one row a run"
     lookup("selection", selection, SELECTIONS)
     records, results = study_records(profile, settings=True)
-    plain, rows = {*results.loc[results["setting"] == "", "key"]}, []
+    plain, rows, asked = {*results.loc[results["setting"] == "", "key"]}, [], {}
+    for name in profiles_shown(profile):
+        for experiment in PROFILES[name].experiments:
+            for run in all_runs(jobs_of(name, [experiment])):
+                asked.setdefault(run.key(), []).append(experiment)
     for record in records:
         run, values = record["run"], selected(record, selection)
         rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
-        rows += [{**run, "main": record["key"] in plain, **values, **rules}] if values else []
+        named = {"main": record["key"] in plain, "experiments": asked.get(record["key"], ())}
+        rows += [{**run, **named, **values, **rules}] if values else []
     if not rows:  # as in a profile that holds out no validation classes
         return pd.DataFrame(columns=["dataset", "main"])
     table, order = pd.DataFrame(rows), dataset_order(records)
@@ -78,53 +84,30 @@ def run_table(
     return table[table["dataset"].isin(table.loc[table["main"], "dataset"])]
 
 # %% ../nbs/95_claims.ipynb #e6f49af0
-_MACHINE = {*"strict_data pixels precision channels_last compile eval_every monitor dataset replicate".split()}
-_OWN = {"method", "eta", "p_switch", "lr", "loss_lr"}  # differ between methods
+def _of(runs: pd.DataFrame, experiments: Sequence[str]) -> pd.DataFrame:
+    "The main runs, or those of some experiments"
+    if not experiments:
+        return runs[runs["main"]]
+    return runs[runs["experiments"].map({*experiments}.isdisjoint).eq(False)]
 
 
-def _cell(runs: pd.DataFrame, method: str, wanted: Mapping | None) -> pd.DataFrame:
-    "The main runs of a method, or those with some fields"
-    chosen = runs[runs["method"] == method]
-    if wanted is None:
-        return chosen[chosen["main"]]
-    for name, value in wanted.items():
-        column = chosen.get(name, pd.Series(None, chosen.index, dtype=object))
-        chosen = chosen[column.isna() if value == "unset" else column == value]
-    return chosen
+def _cell(runs: pd.DataFrame, method: str, fields: Mapping | None) -> pd.DataFrame:  # a row a seed
+    "The runs of a method with some fields; of several rates those of the best on validation classes"
+    rows = runs[runs["method"] == method]
+    for name, value in (fields or {}).items():
+        rows = rows[rows[name] == value]
+    if rows["seed"].duplicated().any() and "validation/recall@1" in rows:
+        scores = search_score(rows).groupby([rows["lr"], rows["loss_lr"].map(str)])
+        order = scores.transform("size") + scores.transform("mean")  # most seeds first: the mean is below 1
+        rows = rows[order == order.max()]
+    if rows["seed"].duplicated().any():
+        raise ValueError(f"{method} has several runs of one seed: the claim has to say in `args` which are meant")
+    return rows.set_index("seed")
 
 
-def _best(runs: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
-    "Of runs with several rates or weights those of the best on validation classes, among those with most seeds"
-    if runs.empty or "validation/recall@1" not in runs:
-        return runs
-    same = lambda names: runs.reindex(columns=names).map(str).agg("|".join, axis=1)
-    alike, setting = same([name for name in on if name != "seed"]), same(sorted(_OWN.difference(on)))
-    scores = search_score(runs).groupby([alike, setting])
-    order = scores.transform("size") + scores.transform("mean")  # the mean is below 1
-    return runs[order == order.groupby(alike).transform("max")]
-
-
-def _as_main(rows: pd.DataFrame, runs: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
-    "Of rows in several settings, such as folds, those in that of the methods' main runs: none is averaged"
-    main = runs[runs["main"] & runs["method"].isin(methods)]
-    for name in (f.name for f in fields(Run) if f.name in rows and f.name not in {"seed", *_MACHINE}):
-        if len(values := {*rows[name].map(str)}) > 1:
-            rows = rows[rows[name].isin(main[name])]
-            if len({*rows[name].map(str)}) != 1:
-                raise ValueError(f"{name} is one of {', '.join(sorted(values))}: the claim has to say which in `args`")
-    return rows
-
-
-def _paired(runs, a, b, a_fields, b_fields, metric, free) -> pd.Series:
+def _paired(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> pd.Series:
     "Seed -> value of a minus value of b"
-    left, right = _cell(runs, a, a_fields), _cell(runs, b, b_fields)
-    if a_fields is None and b_fields is None:
-        return (left.set_index("seed")[metric] - right.set_index("seed")[metric]).dropna()
-    apart = {*(a_fields or ()), *(b_fields or ()), *free} | (_OWN if a != b else {"method"}) | _MACHINE
-    on = [f.name for f in fields(Run) if f.name in runs and f.name not in apart]
-    left, right = (_best(side, on)[[*on, metric]] for side in (left, right))
-    both = _as_main(left.merge(right, on=on, suffixes=("", " b")), runs, (a, b))
-    return (both[metric] - both[f"{metric} b"]).groupby(both["seed"]).mean().dropna()
+    return (a[metric] - b[metric]).dropna().sort_index()
 
 # %% ../nbs/95_claims.ipynb #fc814925
 def _mean_effect(found: Iterable[pd.Series], level: float = 0.95) -> Effect | None:
@@ -148,19 +131,21 @@ def difference(
     runs: pd.DataFrame,  # of one data set, as from `run_table`
     a: Sequence[str],  # methods
     b: Sequence[str],  # the method that each is compared with
-    a_fields: Mapping | None = None,  # fields of a's runs; None: the main runs; "unset": None
+    a_fields: Mapping | None = None,  # fields of a's runs; None: all
     b_fields: Mapping | None = None,
     metric: str = "recall@1",
     scale: str = "linear",  # or log10
     every: str | None = None,  # direction "+" or "-": the pair with the smallest effect; None: the mean over pairs
-    free: Sequence[str] = (),  # fields that need not agree
+    experiments: Sequence[str] = (),  # names in EXPERIMENTS, of a's runs; empty: the main runs
+    b_experiments: Sequence[str] = (),
 ) -> Effect | None:
     "a minus b, paired by seed"
     if metric not in runs:
         return None
     runs = runs.assign(**{metric: np.log10(runs[metric].where(runs[metric] > 0))}) if scale == "log10" else runs
-    found = [_paired(runs, *pair, a_fields, b_fields, metric, free) for pair in zip(a, b, strict=True)]
-    found = [values for values in found if len(values)]
+    left, right = _of(runs, experiments), _of(runs, b_experiments)
+    pairs = [(_cell(left, m, a_fields), _cell(right, other, b_fields)) for m, other in zip(a, b, strict=True)]
+    found = [values for pair in pairs if len(values := _paired(*pair, metric))]
     effect = _weakest(found, every) if every and found else _mean_effect(found)
     return effect and replace(effect, of=f"{len(found)} of {len(a)}" if len(found) < len(a) else "")
 
@@ -173,38 +158,27 @@ def interaction(
     values: Sequence,
     fields: Mapping | None = None,  # of all runs
     metric: str = "recall@1",
+    experiments: Sequence[str] = (),
 ) -> Effect | None:
     "The gain of a over b at the first of two values of a field, minus that at the second"
-    gains = []
+    gains, runs = [], _of(runs, experiments)
     for wanted in ({**(fields or {}), field: value} for value in values):
-        pairs = [_paired(runs, *pair, wanted, wanted, metric, ()) for pair in zip(a, b, strict=True)]
+        cells = [[_cell(runs, method, wanted) for method in pair] for pair in zip(a, b, strict=True)]
+        pairs = [_paired(*pair, metric) for pair in cells]
         gains.append(pd.concat(pairs, axis=1).mean(axis=1))
     return _mean_effect([(gains[0] - gains[1]).dropna()])
 
 # %% ../nbs/95_claims.ipynb #6bb3c266
-def _swept(runs, methods, field, free) -> list[pd.DataFrame]:
-    "The runs of each method's sweep of a field: alike in all else, three levels or more, seeds that have all levels"
-    rows = runs[runs["method"].isin(methods) & runs[field].notna()] if field in runs else runs.iloc[:0]
-    if rows.empty or rows[field].nunique() < 3:
+def _sweeps(runs, methods, field, metric, experiments) -> list[pd.DataFrame]:
+    "Seeds by levels of a field in some experiments, a table for each method; at least three levels"
+    if metric not in runs or field not in runs:
         return []
-    apart, found = {field, "seed", "loss_lr", *free} | _MACHINE, {}
-    others = [f.name for f in fields(Run) if f.name in rows and f.name not in apart]
-    alike = rows.groupby(rows[others].map(str).agg("|".join, axis=1))
-    for _, own in alike.filter(lambda own: own[field].nunique() >= 3).groupby(alike.ngroup()):
-        method = own["method"].iloc[0]
-        own = pd.concat(_as_main(level, runs, [method]) for _, level in own.groupby(field))  # of free fields
-        there = pd.crosstab(own["seed"], own[field]).all(axis=1)
-        if own[field].nunique() >= 3 and there.any():
-            found.setdefault(method, []).append(own[own["seed"].map(there)])
-    first = {method: pd.concat([own.iloc[:1] for own in some], ignore_index=True) for method, some in found.items()}
-    return [found[m][i] for m, rows in first.items() for i in _as_main(rows[others], runs, [m]).index]
-
-
-def _sweeps(runs, methods, field, metric, free) -> list[pd.DataFrame]:
-    "Seeds by levels of a field, a table for each method; at least three levels"
-    groups = _swept(runs, methods, field, free) if metric in runs else []
-    tables = [group.pivot_table(index="seed", columns=field, values=metric).dropna() for group in groups]
-    return [table for table in tables if table.shape[1] >= 3 and len(table)]
+    runs = _of(runs[runs[field].notna()], experiments)
+    varied = {name for experiment in experiments for name in EXPERIMENTS[experiment]["factors"]} - {field}
+    for other in varied & {*runs} if len(runs) else ():
+        runs = runs[runs[other] == runs[other].mode()[0]]  # the level at which the others are varied
+    tables = [runs[runs["method"] == m].pivot_table(index="seed", columns=field, values=metric) for m in methods]
+    return [table.dropna() for table in tables if table.shape[1] >= 3 and len(table.dropna())]
 
 
 def _held_out(table: pd.DataFrame, choose) -> pd.Series:
@@ -215,29 +189,35 @@ def _held_out(table: pd.DataFrame, choose) -> pd.Series:
 
 # %% ../nbs/95_claims.ipynb #ee389271
 def trend(
-    runs: pd.DataFrame, methods: Sequence[str], field: str, metric: str = "recall@1", free: Sequence[str] = ()
+    runs: pd.DataFrame, methods: Sequence[str], field: str, experiments: Sequence[str], metric: str = "recall@1"
 ) -> Effect | None:
     "Slope per doubling of a field, averaged over methods"
     slopes = lambda t: pd.Series(np.polyfit(np.log2(t.columns.astype(float)), t.T, 1)[0], t.index)
-    return _mean_effect(map(slopes, _sweeps(runs, methods, field, metric, free)))
+    return _mean_effect(map(slopes, _sweeps(runs, methods, field, metric, experiments)))
 
 # %% ../nbs/95_claims.ipynb #dcba2aaf
 def span(
-    runs: pd.DataFrame, methods: Sequence[str], field: str, metric: str = "recall@1", free: Sequence[str] = ()
+    runs: pd.DataFrame, methods: Sequence[str], field: str, experiments: Sequence[str], metric: str = "recall@1"
 ) -> Effect | None:  # None at one seed
     "Best minus worst level of a field, chosen on the other seeds, averaged over methods"
     apart = lambda others, own: own[others.idxmax()] - own[others.idxmin()]
-    return _mean_effect(_held_out(table, apart) for table in _sweeps(runs, methods, field, metric, free))
+    return _mean_effect(_held_out(table, apart) for table in _sweeps(runs, methods, field, metric, experiments))
 
 # %% ../nbs/95_claims.ipynb #5c9fa312
 def peak(
-    runs: pd.DataFrame, methods: Sequence[str], field: str, metric: str = "recall@1", zero: str | None = None
+    runs: pd.DataFrame,
+    methods: Sequence[str],
+    field: str,
+    experiments: Sequence[str],
+    metric: str = "recall@1",
+    zero: str | None = None,
 ) -> Effect | None:  # None at one seed
     "Best level between the ends minus the better end, chosen on the other seeds; main runs of `zero` are level 0"
     plain = runs[(runs["method"] == zero) & runs["main"]]
-    runs = pd.concat([runs, *(plain.assign(method=method, **{field: 0.0}) for method in methods if len(plain))])
+    plain = plain.assign(**{field: 0.0, "experiments": [experiments] * len(plain)})
+    runs = pd.concat([runs, *(plain.assign(method=method) for method in methods if len(plain))])
     ahead = lambda others, own: own[others.iloc[1:-1].idxmax()] - own[others.iloc[[0, -1]].idxmax()]
-    return _mean_effect(_held_out(table, ahead) for table in _sweeps(runs, methods, field, metric, ()))
+    return _mean_effect(_held_out(table, ahead) for table in _sweeps(runs, methods, field, metric, experiments))
 
 # %% ../nbs/95_claims.ipynb #fc546082
 def _wide(runs: pd.DataFrame, methods: Sequence[str], metric: str) -> pd.DataFrame:
@@ -314,9 +294,9 @@ def gain_link(
     "How the changes of two metrics go together over pairs of methods and data sets"
     if not {x, y} <= {*runs}:
         return None
-    sets = [rows for _, rows in runs.groupby("dataset")]
-    pairs = [(rows, *pair) for rows in sets for pair in zip(a, b, strict=True)]
-    changes = np.array([[_paired(*pair, None, None, metric, ()).mean() for pair in pairs] for metric in (x, y)])
+    sets = [rows for _, rows in _of(runs, ()).groupby("dataset")]
+    pairs = [[_cell(s, m, None) for m in pair] for s in sets for pair in zip(a, b, strict=True)]
+    changes = np.array([[_paired(*pair, metric).mean() for pair in pairs] for metric in (x, y)])
     changes = changes[:, ~np.isnan(changes).any(0)]
     n = changes.shape[1]
     found = correlation_interval(*changes, np.random.default_rng(0), kind=kind) if n > 2 else None

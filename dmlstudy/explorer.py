@@ -204,7 +204,7 @@ def claim_entries(profile: str) -> list[dict]:  # [] where no verdicts are writt
         entry = {name: row[name] for name in ("id", "source", "statement", "verdict")} | {"of": row["dataset"]}
         entry |= {"paper": _PAPER(row["paper"]), "delta": times * row["threshold"], "unit": unit, "pairs": []}
         entry |= {n: row[n] and round(times * row[n], 4) for n in ("effect", "low", "high")}
-        if {*claim["args"]} & {"a", "a_fields"} == {"a"}:  # main runs against main runs
+        if {*claim["args"]} & {"a", "a_fields", "experiments", "b_experiments"} == {"a"}:  # main runs against main runs
             entry["pairs"] = [*zip(claim["args"]["a"], claim["args"]["b"], strict=True)]
         entry |= {"look": int(row["n"] or 0), "counted": row["counted"], "null": times * claim["null"]}
         part = row["dataset"] if row["dataset"] != "all" else ""
