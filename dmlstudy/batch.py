@@ -440,8 +440,11 @@ def typical(records: Iterable[Mapping]) -> Callable[[Run], float]:  # seconds
 
 
 def each_known() -> Iterator[dict]:
-    "Runs, and what made them, of all profiles that have records"
-    return (r for name in PROFILES if batch_file(name).is_file() for r in each_record(name, ["run", "made"]))
+    "Recorded runs, and what made them: a GPU where this machine has one, else a CPU"
+    gpu = bool(_devices())
+    here = lambda r: gpu != ((r.get("made") or {}).get("device") or "cpu").startswith("cpu")
+    found = (r for name in PROFILES if batch_file(name).is_file() for r in each_record(name, ["run", "made"]))
+    return filter(here, found)
 
 
 def _kinds(run: Mapping) -> tuple[tuple, tuple]:

@@ -363,6 +363,10 @@ class Place:
         lines += [f"  no such folder: {', '.join(absent)}"] if absent else []
         lines += [f"Official source: {page} ({terms})." if page else f"Its official page is served no more ({terms})."]
         files = ", ".join(ARCHIVES[self.name])
+        if not files:  # made from another data set
+            files = self.name.partition("_")[0]
+            made = f"`dmlstudy data prepare {self.name}` makes it from the official files of {files} in the same root."
+            return "\n".join([*lines, made])
         return "\n".join([*lines, f"Unpack it there (official files: {files}), or name another root."])
 
 # %% ../../nbs/12_data.layouts.ipynb #7fde0379

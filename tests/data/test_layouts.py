@@ -205,6 +205,8 @@ def test_a_missing_data_set_says_where_it_was_looked_for(name, tmp_path):
         load_images(name, tmp_path)
     said = str(error.value)
     assert f"{name} was not found below {tmp_path}" in said and (SOURCES[name]["page"] or "served no more") in said
+    way = f"`dmlstudy data prepare {name}` makes it" if name == "cars196_crops" else "(official files: "
+    assert way in said and "files: )" not in said
     assert all(f"missing {need}" in said for need in {needs[0] for needs, _ in LAYOUTS[name].values()})
     assert not check(name, tmp_path).ok and str(check(name, tmp_path)).startswith(said)
 

@@ -47,3 +47,14 @@ def test_rates_of_set_22_are_those_that_its_rule_chooses(records):
         run = record["run"]
         fields = {"lr": best[METHODS[run["method"]].protocol], "replicate": run["replicate"]}
         assert run_of(NAME, run["dataset"], run["method"], None, **fields).key() == record["key"], json.dumps(run)
+
+
+def test_the_time_of_a_run_is_not_that_of_another_kind_of_device(monkeypatch):
+    """Seconds of a GPU are no estimate where there is none, and the other way round."""
+    from dmlstudy import batch
+
+    kinds = lambda: {r["made"]["device"].startswith("cpu") for r in batch.each_known() if r["made"].get("device")}
+    monkeypatch.setattr(batch, "_devices", lambda: [])
+    assert kinds() == {True}
+    monkeypatch.setattr(batch, "_devices", lambda: ["0"])
+    assert kinds() == {False}
