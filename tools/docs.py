@@ -20,8 +20,8 @@ from nbconvert import MarkdownExporter
 
 import dmlstudy
 from dmlstudy.metrics import METRICS
-from dmlstudy.records import view_of
-from dmlstudy.report import catalogue
+from dmlstudy.report.files import view_of
+from dmlstudy.report.page import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "_docs/source", ROOT / "_docs/site"

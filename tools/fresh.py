@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from dmlstudy.ledger import read_ledger
-from dmlstudy.study import PROFILES, QUESTIONS
+from dmlstudy.evidence.preregistered import read_ledger
+from dmlstudy.study.config import PROFILES, QUESTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS, ASSETS, NOTED = ROOT / "outputs", ROOT / "dmlstudy/assets", ROOT / "outputs/made_from.json"
@@ -99,8 +99,8 @@ def stale() -> dict[str, list[str]]:
 
 def draw(old: Iterable[str]) -> None:
     """Draw the files of some notebooks, and the pages of all."""
-    from dmlstudy.explorer import write_explorer
-    from dmlstudy.report import show, write_gallery, write_report
+    from dmlstudy.report.explorer import write_explorer
+    from dmlstudy.report.page import show, write_gallery, write_report
 
     if questions := [of for of in old if of not in PAGES]:
         if failures := show("glyphs", questions):

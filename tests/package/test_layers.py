@@ -97,7 +97,7 @@ def test_nothing_draws_from_a_global_generator(name, path):
 
 
 def test_reading_records_does_not_load_torch():
-    code = "import sys, dmlstudy.tables, dmlstudy.figures, dmlstudy.study; sys.exit('torch' in sys.modules)"
+    code = "import sys, dmlstudy.report.tables, dmlstudy.report.figures, dmlstudy.study.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

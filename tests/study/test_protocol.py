@@ -11,10 +11,10 @@ from grids import each
 from protocol_values import exists, literal, live, name_of, protocol, read_value, value_of, verdict
 from tiers import sample
 
-from dmlstudy.core import Run, make_run
-from dmlstudy.data.layouts import SOURCES
-from dmlstudy.methods import ADDED_METHODS, METHODS, SINCE_METHODS
-from dmlstudy.study import PROFILES
+from dmlstudy.data.formats import SOURCES
+from dmlstudy.study.config import PROFILES
+from dmlstudy.study.methods import ADDED_METHODS, METHODS, SINCE_METHODS
+from dmlstudy.study.run import Run, make_run
 from dmlstudy.train.network import param_groups
 from dmlstudy.train.state import start
 
