@@ -7,8 +7,14 @@ __version__ = "0.2.0"
 __all__ = []
 
 # %% ../nbs/05_names.ipynb #d1159fe6
+import sys
+from functools import partial
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
+from warnings import warn
 
 # %% ../nbs/05_names.ipynb #c91b9b78
 _EXTRAS = {  # extra -> the modules that it brings
@@ -69,3 +75,50 @@ __doc__ = """Deep metric learning: losses, miners, samplers, regularizers and me
 ['map@r', 'recall@1']
 
 """ + "\n".join(f"{name:16s}  {line}" for name, (_, _, line) in _NAMES.items())
+
+# %% ../nbs/05_names.ipynb #0b1d0002
+_MOVED = {  # module of version 0.2.0 -> the modules that have its names now
+    **{"core": "core.checks core.paths core.random core.text study.run study.records", "methods": "study.methods"},
+    **{"records": "study.records study.selection report.files", "rules": "study.selection", "searches": "study.search"},
+    **{"study": "study.config study.search study.plan", "boxes": "study.search_space", "batch": "study.executor"},
+    **{"feeds": "data.loaders", "objectives": "train.objective", "stats": "stats.intervals"},
+    **{"sequences": "stats.sequential", "verdicts": "stats.decisions", "claims": "evidence.paper_claims"},
+    **{"ledger": "evidence.preregistered", "look": "report.style", "tables": "report.tables"},
+    **{"figures": "report.figures", "pictures": "custom.galleries", "report": "report.page"},
+    **{"explorer": "report.explorer", "own": "custom.losses", "comparison": "custom.compare"},
+    **{"folds": "custom.cross_validation", "kept": "custom.export", "serve": "custom.serve"},
+    **{"embeddings": "custom.embedding_files", "losses.tuples": "losses.triplet", "losses.batch": "losses.structured"},
+    **{"losses.proxies": "losses.classification", "losses.centers": "losses.proxy"},
+    **dict.fromkeys(("losses.views", "losses.pairs"), "losses.contrastive"),
+    **dict.fromkeys(("losses.memory", "losses.gather"), "losses.wrappers"),
+    **dict.fromkeys(("metrics.linear", "metrics.oneshot"), "metrics.probes"),
+    **{"metrics.space": "metrics.geometry", "models.lite": "models.efficientnet_lite", "data.files": "data.images"},
+    **{"data.layouts": "data.formats", "data.folder": "data.image_folder", "samplers.label": "samplers.by_class"},
+    **{"samplers.embedded": "samplers.coreset", "samplers.matching": "samplers.distribution"},
+}
+
+
+def _moved(old: str, name: str):
+    "Load a name of a module of version 0.2.0 from its new module, with a warning"
+    for new in () if name.startswith("__") else _MOVED[old].split():
+        if hasattr(module := import_module(f"dmlstudy.{new}"), name):
+            warn(f"dmlstudy.{old} is gone: from dmlstudy.{new} import {name}", DeprecationWarning, stacklevel=2)
+            return getattr(module, name)
+    raise AttributeError(f"module 'dmlstudy.{old}' has no attribute {name!r}")
+
+# %% ../nbs/05_names.ipynb #0b1d0003
+class _Old(MetaPathFinder, Loader):
+    "Find modules of version 0.2.0; a package that has such a name now has the old names, too"
+
+    def find_spec(self, name, path=None, target=None):
+        if not name.startswith("dmlstudy.") or name.removeprefix("dmlstudy.") not in _MOVED:
+            return None
+        spec, folder = ModuleSpec(name, self), Path(path[0]) / name.rpartition(".")[2]
+        spec.submodule_search_locations = [str(folder)] if folder.is_dir() else None
+        return spec
+
+    def exec_module(self, module):
+        module.__getattr__ = partial(_moved, module.__name__.removeprefix("dmlstudy."))
+
+
+sys.meta_path.insert(0, _Old())

@@ -59,7 +59,8 @@ def written(notebook: Path, code_only: bool) -> str:
 
 def notebooks() -> list[Path]:
     """Those that draw tables and figures."""
-    return [file for file in sorted((ROOT / "nbs/experiments").glob("*.ipynb")) if file.stem in QUESTIONS]
+    files = sorted((ROOT / "nbs/experiments").rglob("*.ipynb"), key=lambda file: file.stem)
+    return [file for file in files if file.stem in QUESTIONS]
 
 
 def of_question(notebook: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from dmlstudy.study.records import load_record, read_batch
 from dmlstudy.study.run import Run, make_run
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted((ROOT / "nbs" / "experiments").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "nbs" / "experiments").glob("*/*.ipynb"))
 
 
 def parameters(path: Path) -> dict[str, tuple]:
@@ -99,3 +99,9 @@ def test_papermill_runs_single(tmp_path, monkeypatch):
     )
     execute_notebook(source, tmp_path / "out.ipynb", fields, **said)
     assert load_record(make_run(fields))["curves"]["test"]["step"] == [0, 2, 4]
+
+
+def test_the_index_links_every_question_once():
+    cells = json.loads((ROOT / "nbs/experiments/00_index.ipynb").read_text())["cells"]
+    linked = re.findall(r"\]\((\w+/\w+\.ipynb)\)", "".join("".join(cell["source"]) for cell in cells))
+    assert sorted(linked) == sorted(str(path.relative_to(ROOT / "nbs/experiments")) for path in NOTEBOOKS)

@@ -23,7 +23,7 @@ from dmlstudy.study.records import batch_file, recorded_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = folder_of("tables", "glyphs").parent
-NOTEBOOKS = sorted(p for p in (ROOT / "nbs" / "experiments").glob("*.ipynb") if p.stem != "single")
+NOTEBOOKS = sorted(p for p in (ROOT / "nbs" / "experiments").glob("*/*.ipynb") if p.stem != "single")
 DRAWING = {p.stem: p for p in NOTEBOOKS}
 STEMS = {
     *(f"roth_table{i}" for i in range(1, 10)),

@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from dmlstudy.report import files as report_files
 from dmlstudy.report import page as report
-from dmlstudy.report.page import draw, notebooks
+from dmlstudy.report.page import draw, notebooks, question_files
 from dmlstudy.report.style import dots
 from dmlstudy.study import records
 from dmlstudy.study.config import run_of
@@ -159,7 +159,7 @@ def test_every_table_and_figure_is_listed():
     listed, made = report._listed(), Counter(known["notebook"] for known in report._listed().values())
     assert {*report.stems("glyphs")} <= {*listed}
     for stem, known in listed.items():
-        cells = json.loads((notebooks() / f"experiments/{known['notebook']}.ipynb").read_text())["cells"]
+        cells = json.loads(question_files()[known["notebook"]].read_text())["cells"]
         code = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
         assert f'"{stem}"' in code, stem
         if made[known["notebook"]] == 1 and known["part"] == "What the study finds":

@@ -35,7 +35,7 @@ from dmlstudy.study.config import run_of
 from dmlstudy.study.plan import all_runs, jobs_of
 from dmlstudy.study.run import make_run
 
-CHECKOUT = Path(batch.__file__).parents[1]
+CHECKOUT = Path(batch.__file__).parents[2]
 ASKED = ("--profile", "drill", "--jobs", "2")  # four runs
 MAIN = "import sys; from dmlstudy.cli import main; sys.exit(main())"
 
@@ -48,8 +48,8 @@ class Study:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "nbs/experiments").mkdir(parents=True)
-        shutil.copy(CHECKOUT / "nbs/experiments/roth/roth_table2.ipynb", folder / "nbs/experiments")
+        (folder / "nbs/experiments/roth").mkdir(parents=True)
+        shutil.copy(CHECKOUT / "nbs/experiments/roth/roth_table2.ipynb", folder / "nbs/experiments/roth")
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
         self.environment = {**os.environ, "DMLSTUDY_ROOT": str(folder), "PYTHONPATH": str(CHECKOUT)}
