@@ -37,7 +37,7 @@ test: setup  ## every check but the slow ones, the cheap ones first: some five m
 test-slow: setup  ## the slow checks: outputs drawn again, notebooks printed again, kill drills, full grids, long trainings
 	@$(BIN)/python tools/check.py outputs slow
 
-prepare: setup  ## the daily loop: format, export, test, clean, write README and outputs [NB=nbs/50_losses.tuples.ipynb: test that one]
+prepare: setup  ## the daily loop: format, export, test, clean, write README and outputs [NB=nbs/21_losses.triplet.ipynb: test that one]
 	@$(BIN)/ruff check --fix --quiet nbs tests tools setup.py && $(BIN)/ruff format --quiet nbs tests tools setup.py
 	@$(BIN)/python tools/export.py && $(BIN)/nbdev_clean
 	@$(BIN)/nbdev_test --n_workers 2 $(if $(NB),--path $(NB),--skip_folder_re '^[_.]|^tutorials$$')

@@ -29,12 +29,15 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from . import _EXTRAS, __version__
-from .core import SHOWN, Run, cache_dir, duration, is_folder, lookup, names, numbers, outputs
+from .core.checks import lookup
+from .core.paths import cache_dir, outputs
+from .core.text import SHOWN, duration, is_folder, names, numbers
+from .study.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dmlstudy.study import Job
+    from dmlstudy.study.plan import Job
 
 # %% ../nbs/99_cli.ipynb #a5d96cee
 def _count(word: str) -> int | None:  # processes; None for 0: as many as there are GPUs or cores
@@ -44,7 +47,7 @@ def _count(word: str) -> int | None:  # processes; None for 0: as many as there 
 
 
 def _asked_jobs(args: argparse.Namespace) -> "list[Job]":
-    from dmlstudy.study import asked_by, jobs_of
+    from dmlstudy.study.plan import asked_by, jobs_of
 
     chosen = names(args.datasets), numbers(args.seeds), names(args.methods, ";")
     draws = numbers(args.replicates, "replicate")
@@ -58,10 +61,11 @@ def _asked_jobs(args: argparse.Namespace) -> "list[Job]":
 # %% ../nbs/99_cli.ipynb #87f00f54
 def _run(args: argparse.Namespace) -> int:  # exit status
     "Train what is missing, then make tables, figures and report"
-    from dmlstudy.batch import fresh_outputs, take_fresh
-    from dmlstudy.records import batch_file
-    from dmlstudy.report import collect, custom_table, notebooks
-    from dmlstudy.study import all_runs, unsearched
+    from dmlstudy.report.page import collect, custom_table, notebooks
+    from dmlstudy.study.executor import fresh_outputs, take_fresh
+    from dmlstudy.study.plan import all_runs
+    from dmlstudy.study.records import batch_file
+    from dmlstudy.study.search import unsearched
 
     notebooks()  # without them nothing can be run, and nothing is written
     args.profile = args.profile or _usual_profile(args)
@@ -94,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #220deed7
 def _train(args: argparse.Namespace, runs: Sequence[Run], later: float = 0.0) -> list:  # failures
     "Train what is missing, on this machine or on the workers of a scheduler"
-    from dmlstudy.batch import run_batch
+    from dmlstudy.study.executor import run_batch
 
     extend = getattr(args, "extend", None)
     if args.scheduler:
@@ -116,7 +120,7 @@ def _print_changes(found: dict, n: int) -> None:  # as from `take_fresh`
 # %% ../nbs/99_cli.ipynb #9b411e96
 def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = (), extend: str | None = None) -> list:
     "Train runs on the workers of a Dask scheduler; resources (NAME=NUMBER) are what each needs of a worker"
-    from dmlstudy.batch import run_batch
+    from dmlstudy.study.executor import run_batch
 
     try:
         from distributed import Client
@@ -140,15 +144,15 @@ def _usual_profile(args: argparse.Namespace) -> str:
     "The profile of a run that names none: a loss of one's own races, unless it is asked for other data sets"
     if not args.extend:
         return "glyphs"
-    from dmlstudy.comparison import RACE
-    from dmlstudy.study import PROFILES
+    from dmlstudy.custom.compare import RACE
+    from dmlstudy.study.config import PROFILES
 
     return RACE if {*names(args.datasets)} <= {*PROFILES[RACE].datasets} else "glyphs"
 
 
 def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the folders among the data sets
     "Read folders of images, say what is in them, and choose a profile for photographs"
-    from dmlstudy.data.folder import folder_summary, load_folder, resolve_folder
+    from dmlstudy.data.image_folder import folder_summary, load_folder, resolve_folder
 
     args.datasets = [resolve_folder(name) for name in names(args.datasets)]
     folders = [name for name in args.datasets if is_folder(name)]
@@ -165,11 +169,11 @@ def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str
     "Train methods in all folds of folders of images, and export a model; failures, or the status of a dry run"
     from types import SimpleNamespace
 
-    from dmlstudy.batch import default_workers
-    from dmlstudy.comparison import _try_all
-    from dmlstudy.folds import Folds
-    from dmlstudy.kept import study_folder
-    from dmlstudy.methods import METHODS
+    from dmlstudy.custom.compare import _try_all
+    from dmlstudy.custom.cross_validation import Folds
+    from dmlstudy.custom.export import study_folder
+    from dmlstudy.study.executor import default_workers
+    from dmlstudy.study.methods import METHODS
 
     shape = f"{'fit' if args.keep_aspect else 'squash'}{args.size or 128}" if args.size or args.keep_aspect else None
     studies = [Folds(name, (*numbers(args.seeds),), args.profile, shape) for name in folders]
@@ -186,12 +190,13 @@ def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
-    from dmlstudy.comparison import _search_choice, _try_all, usual_draws
-    from dmlstudy.methods import METHODS
-    from dmlstudy.own import extend
-    from dmlstudy.records import load_record
-    from dmlstudy.report import collect
-    from dmlstudy.study import PROFILES, all_runs, jobs_of
+    from dmlstudy.custom.compare import _search_choice, _try_all, usual_draws
+    from dmlstudy.custom.losses import extend
+    from dmlstudy.report.page import collect
+    from dmlstudy.study.config import PROFILES
+    from dmlstudy.study.methods import METHODS
+    from dmlstudy.study.plan import all_runs, jobs_of
+    from dmlstudy.study.records import load_record
 
     if args.fresh or args.experiments or args.questions:
         known = "--fresh, --questions and --experiments"
@@ -232,8 +237,8 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e1f09aad
 def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: list[str], seeds: list[int]) -> None:
     "Set methods of one's own beside named baselines"
-    from dmlstudy.comparison import _NO_ROWS, AGAINST, SIZE, shown, standing, verdicts, write_comparison_of
-    from dmlstudy.methods import METHODS
+    from dmlstudy.custom.compare import _NO_ROWS, AGAINST, SIZE, shown, standing, verdicts, write_comparison_of
+    from dmlstudy.study.methods import METHODS
 
     against = names(args.against, ";")
     beside = [name for name in names(args.methods, ";") if not METHODS[name].make]  # used where no other was named
@@ -249,8 +254,8 @@ def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: li
 # %% ../nbs/99_cli.ipynb #ffef8be0
 def _draw(profile: str, questions: Sequence[str], workers: int | None) -> list:  # failures
     "Draw some questions, or all, and the pages of a profile"
-    from dmlstudy.explorer import write_explorer
-    from dmlstudy.report import show
+    from dmlstudy.report.explorer import write_explorer
+    from dmlstudy.report.page import show
 
     failures = show(profile, questions, workers)
     write_explorer(profile)
@@ -259,8 +264,8 @@ def _draw(profile: str, questions: Sequence[str], workers: int | None) -> list: 
 # %% ../nbs/99_cli.ipynb #8ad76ee6
 def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit status
     "Say where things are, and what failed"
-    from dmlstudy.batch import failure_table
-    from dmlstudy.records import shown
+    from dmlstudy.study.executor import failure_table
+    from dmlstudy.study.records import shown
 
     for place in ("tables", "figures", "claims.md", "report.html", "explorer.html") if profile else ():
         if (shown(profile) / place).exists():
@@ -275,8 +280,8 @@ def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status:
     "Say what a batch would do"
     import pandas as pd
 
-    from dmlstudy.batch import default_workers, each_known, typical
-    from dmlstudy.records import recorded_keys
+    from dmlstudy.study.executor import default_workers, each_known, typical
+    from dmlstudy.study.records import recorded_keys
 
     known, workers, seconds = recorded_keys(), workers or default_workers(), typical(each_known())
     rows, wanted = {}, {}
@@ -315,12 +320,13 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
     import json
     from itertools import product
 
-    from dmlstudy.batch import run_batch
-    from dmlstudy.core import asset, write_atomically
-    from dmlstudy.methods import METHODS
-    from dmlstudy.records import batch_file, lean, load_record, merge_records, recorded_keys
-    from dmlstudy.searches import choices, choices_file
-    from dmlstudy.study import PROFILES, all_runs, chosen_by_search, jobs_of, methods_of
+    from dmlstudy.core.paths import asset, write_atomically
+    from dmlstudy.study.config import PROFILES, methods_of
+    from dmlstudy.study.executor import run_batch
+    from dmlstudy.study.methods import METHODS
+    from dmlstudy.study.plan import all_runs, jobs_of
+    from dmlstudy.study.records import batch_file, lean, load_record, merge_records, recorded_keys
+    from dmlstudy.study.search import choices, choices_file, chosen_by_search
 
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0
     asked = [lookup("method", name, METHODS) and name for name in names(args.methods, ";")]
@@ -356,10 +362,10 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #6278e0f7
 def _decide_claims(args: argparse.Namespace) -> int:  # exit status
     "Train replicates where a verdict is open, cheapest first, until it is decided or its cap is reached"
-    from dmlstudy.batch import default_workers, each_known, typical
-    from dmlstudy.ledger import read_ledger, still_open, verdicts_now
-    from dmlstudy.records import recorded
-    from dmlstudy.report import collect
+    from dmlstudy.evidence.preregistered import read_ledger, still_open, verdicts_now
+    from dmlstudy.report.page import collect
+    from dmlstudy.study.executor import default_workers, each_known, typical
+    from dmlstudy.study.records import recorded
 
     ledger, began, failures = read_ledger(args.ledger), time.perf_counter(), []
     seconds, workers = typical(each_known()), args.jobs or default_workers()
@@ -394,8 +400,8 @@ def _status(args: argparse.Namespace) -> int:  # exit status
     "Say how far the batches of this folder are"
     import pandas as pd
 
-    from dmlstudy.batch import batch_status
-    from dmlstudy.kept import folder_status
+    from dmlstudy.custom.export import folder_status
+    from dmlstudy.study.executor import batch_status
 
     plans = batch_status(args.profile)
     for profile, rows in plans.items():
@@ -418,8 +424,9 @@ def _tables(args: argparse.Namespace) -> int:  # exit status
 
 def _values(args: argparse.Namespace) -> int:  # exit status
     "Write every value of every recorded run of a profile to a file, a value a row"
-    from dmlstudy.records import shown, write_values
-    from dmlstudy.report import values
+    from dmlstudy.report.files import write_values
+    from dmlstudy.report.page import values
+    from dmlstudy.study.records import shown
 
     print(write_values(shown(args.profile) / "results", values(args.profile)))
     return 0
@@ -427,7 +434,7 @@ def _values(args: argparse.Namespace) -> int:  # exit status
 
 def _drop(args: argparse.Namespace) -> int:  # exit status
     "Take records out by their keys, and keep a copy of each aside"
-    from dmlstudy.records import drop_records, recorded
+    from dmlstudy.study.records import drop_records, recorded
 
     if missing := [key for key in args.key if not recorded(key)]:
         raise ValueError(f"there is no record under {', '.join(missing)} in {outputs()}")
@@ -437,7 +444,7 @@ def _drop(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e7a1c006
 def _evaluate(args: argparse.Namespace) -> int:  # exit status
     "Measure embeddings in a file, each metric with its interval over classes"
-    from dmlstudy.embeddings import embedding_table, read_inputs, seconds_ahead
+    from dmlstudy.custom.embedding_files import embedding_table, read_inputs, seconds_ahead
 
     given = args.embeddings, args.labels, args.gallery, args.gallery_labels, args.relevance
     f, labels, *gallery, relevance = read_inputs(*given, args.label, args.columns)
@@ -463,7 +470,7 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #f1d0c003
 def _serve(kept, port: int, k: int) -> int:  # exit status
     "A page of this machine, until Ctrl-C"
-    from dmlstudy.serve import serve
+    from dmlstudy.custom.serve import serve
 
     with serve(kept, port, k) as server, suppress(KeyboardInterrupt):
         page = f"http://127.0.0.1:{server.server_address[1]}/"
@@ -474,8 +481,8 @@ def _serve(kept, port: int, k: int) -> int:  # exit status
 
 def _search(args: argparse.Namespace) -> int:  # exit status
     "Print the images nearest to pictures of your own, by a model that was kept"
-    from dmlstudy.folds import threshold_said
-    from dmlstudy.kept import draw_found, find, load
+    from dmlstudy.custom.cross_validation import threshold_said
+    from dmlstudy.custom.export import draw_found, find, load
 
     if args.k < 1:
         raise ValueError(f"--k is the number of images to find, 1 or more; got {args.k}")
@@ -498,8 +505,8 @@ def _search(args: argparse.Namespace) -> int:  # exit status
 def _list(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, questions, data sets and methods, with a word on each"
     from dmlstudy.data import DATASETS
-    from dmlstudy.methods import METHODS, role
-    from dmlstudy.study import EXPERIMENTS, PROFILES, QUESTIONS
+    from dmlstudy.study.config import EXPERIMENTS, PROFILES, QUESTIONS
+    from dmlstudy.study.methods import METHODS, role
 
     word = lambda said: said if isinstance(said, str) else f"{said['experiment']} of profile {said['profile']}"
     parts = {
@@ -519,7 +526,7 @@ def _list(args: argparse.Namespace) -> int:  # exit status
 def _prepared(name: str, args: argparse.Namespace) -> bool:  # whether it is usable now
     "Fetch, unpack and decode a data set as asked, and say what was done"
     from dmlstudy.data.archives import download
-    from dmlstudy.data.layouts import SOURCES, locate
+    from dmlstudy.data.formats import SOURCES, locate
     from dmlstudy.data.prepare import prepare
 
     archives, strict = args.archive, not args.no_strict
@@ -556,7 +563,7 @@ def _embedded(name: str, load: bool) -> str:
 def _data(args: argparse.Namespace) -> int:  # exit status
     "List the data sets, check those on disk, or prepare them for fast reading"
     from dmlstudy.data import DATASETS
-    from dmlstudy.data.layouts import SOURCES, locate
+    from dmlstudy.data.formats import SOURCES, locate
     from dmlstudy.data.prepare import check
 
     if (args.archive or args.download) and (args.action != "prepare" or len(args.names) != 1):
@@ -721,7 +728,7 @@ def _called(words: Sequence[str]) -> int:  # exit status
     args = _parsed(words)
     warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
     if getattr(args, "profile", ""):
-        from dmlstudy.study import PROFILES
+        from dmlstudy.study.config import PROFILES
 
         lookup("profile", args.profile, PROFILES)
     for sign in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():

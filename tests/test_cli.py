@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from work import calls
 
-from dmlstudy import cli, records
-from dmlstudy.core import asset
-from dmlstudy.objectives import METHODS
-from dmlstudy.study import PROFILES, jobs_of
+from dmlstudy import cli
+from dmlstudy.core.paths import asset
+from dmlstudy.study import records
+from dmlstudy.study.config import PROFILES
+from dmlstudy.study.plan import jobs_of
+from dmlstudy.train.objective import METHODS
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def test_dry_run_trains_nothing(call, tmp_path):
 
 
 def test_dry_run_estimates_from_records(call):
-    from dmlstudy.study import run_of
+    from dmlstudy.study.config import run_of
 
     run = run_of("smoke", "glyphs_fine", "Softmax")
     fields = {"key": run.key(), "run": vars(run), "curves": {}, "made": {"seconds": 3600.0}}

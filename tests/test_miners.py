@@ -10,7 +10,7 @@ from grids import each
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.distances import distances, pair_masks, unit
 from dmlstudy.miners import (
     MINERS,

@@ -8,7 +8,7 @@ from grids import each
 from scipy import stats
 from torch import nn
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.distances import unit
 from dmlstudy.regularizers import (
     REGULARIZERS,

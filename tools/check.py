@@ -40,7 +40,7 @@ def snapshot() -> dict[str, bytes]:
 
 def run(name: str, commands: list[list[str]], mend: str) -> str:
     """What is wrong after one check; empty if nothing."""
-    from dmlstudy.records import alike
+    from dmlstudy.report.files import alike
 
     before = snapshot()
     for command in commands:

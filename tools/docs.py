@@ -20,8 +20,8 @@ from nbconvert import MarkdownExporter
 
 import dmlstudy
 from dmlstudy.metrics import METRICS
-from dmlstudy.records import view_of
-from dmlstudy.report import catalogue
+from dmlstudy.report.files import view_of
+from dmlstudy.report.page import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "_docs/source", ROOT / "_docs/site"
@@ -137,7 +137,7 @@ def page_of(path: Path, below: str = "") -> Path:
             text = re.sub(r"\.ipynb(?=[)#])", ".md", with_math(BADGE.sub("", cell.source)))
             cell.source = re.sub(r"(?<=\]\()[\w./]*#[\w-]+(?=\))", lambda link: link[0].lower(), text)
     text, found = EXPORTER.from_notebook_node(notebook, resources={"output_files_dir": f"{path.stem}_files"})
-    if (kind := path.parent.name) == "experiments":
+    if (kind := "experiments" if "experiments" in path.relative_to(ROOT).parts else path.parent.name) == "experiments":
         text = folded(text)
     head, _, rest = even(text).strip().partition("\n\n")
     if kind == "nbs":  # such as losses.tuples: it is looked for by what is in it
@@ -332,11 +332,12 @@ def questions(entries: list[dict], tables: list[dict]) -> list[dict]:  # section
     made = {}
     for entry in entries:
         made.setdefault(entry["notebook"], entry["part"])
-    others = [f"nbs/experiments/{file.name}" for file in sorted((ROOT / "nbs/experiments").glob("*.ipynb"))]
+    others = [str(file.relative_to(ROOT)) for file in sorted((ROOT / "nbs/experiments").rglob("*.ipynb"))]
     made |= {notebook: "More" for notebook in others if notebook not in made}
     parts = {part: [] for part in dict.fromkeys(made.values())}
     for notebook, part in made.items():
-        own = [f"[{e['stem']}](../../outputs/tables/{e['stem']}.md)" for e in tables if e["notebook"] == notebook]
+        up = "../" * notebook.count("/")
+        own = [f"[{e['stem']}]({up}outputs/tables/{e['stem']}.md)" for e in tables if e["notebook"] == notebook]
         below = f"*Tables: {', '.join(own)}*" if own else ""
         parts[part].append(str(page_of(ROOT / notebook, below).relative_to(SOURCE)))
     return [{part: pages} for part, pages in parts.items()]

@@ -1,4 +1,4 @@
-"""Run notebooks, slow cells included, and keep what they print: python tools/fill.py nbs/40_miners.ipynb ..."""
+"""Run notebooks, slow cells included, and keep what they print: python tools/fill.py nbs/10_miners.ipynb ..."""
 
 import os
 import sys

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from dmlstudy.ledger import read_ledger
-from dmlstudy.study import PROFILES, QUESTIONS
+from dmlstudy.evidence.preregistered import read_ledger
+from dmlstudy.study.config import PROFILES, QUESTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS, ASSETS, NOTED = ROOT / "outputs", ROOT / "dmlstudy/assets", ROOT / "outputs/made_from.json"
@@ -59,7 +59,8 @@ def written(notebook: Path, code_only: bool) -> str:
 
 def notebooks() -> list[Path]:
     """Those that draw tables and figures."""
-    return [file for file in sorted((ROOT / "nbs/experiments").glob("*.ipynb")) if file.stem in QUESTIONS]
+    files = sorted((ROOT / "nbs/experiments").rglob("*.ipynb"), key=lambda file: file.stem)
+    return [file for file in files if file.stem in QUESTIONS]
 
 
 def of_question(notebook: Path) -> dict[str, str]:
@@ -99,8 +100,8 @@ def stale() -> dict[str, list[str]]:
 
 def draw(old: Iterable[str]) -> None:
     """Draw the files of some notebooks, and the pages of all."""
-    from dmlstudy.explorer import write_explorer
-    from dmlstudy.report import show, write_gallery, write_report
+    from dmlstudy.report.explorer import write_explorer
+    from dmlstudy.report.page import show, write_gallery, write_report
 
     if questions := [of for of in old if of not in PAGES]:
         if failures := show("glyphs", questions):

@@ -15,8 +15,10 @@ import time
 from dataclasses import replace
 from multiprocessing import get_context
 
-from dmlstudy import batch, records, study
-from dmlstudy.methods import METHODS
+from dmlstudy.study import config, records
+from dmlstudy.study import executor as batch
+from dmlstudy.study import plan as study
+from dmlstudy.study.methods import METHODS
 
 
 def _timed(run, barrier, out) -> None:
@@ -72,7 +74,7 @@ def train(args: argparse.Namespace) -> None:
     def plan(*experiments: str, **rates: float) -> list:
         runs = study.all_runs(study.jobs_of(profile, experiments))
         at = lambda run: {"lr": rates[METHODS[run.method].protocol], "replicate": run.replicate}
-        return [study.run_of(profile, r.dataset, r.method, r.seed, **at(r)) for r in runs] if rates else runs
+        return [config.run_of(profile, r.dataset, r.method, r.seed, **at(r)) for r in runs] if rates else runs
 
     def each(runs: list) -> None:
         asked.extend(runs)
@@ -100,7 +102,7 @@ def train(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["times", "runs"])
-    parser.add_argument("profile", nargs="?", choices=[*study.PROFILES])
+    parser.add_argument("profile", nargs="?", choices=[*config.PROFILES])
     parser.add_argument("--experiments", nargs="*", default=())
     parser.add_argument("--rates", action="store_true")
     parser.add_argument("--processes", type=int, default=3)

@@ -8,7 +8,7 @@ import textwrap
 from functools import cache
 from pathlib import Path
 
-from dmlstudy.core import hyperparameters_of
+from dmlstudy.core.checks import hyperparameters_of
 from dmlstudy.losses import LOSSES, loss_hyperparameters
 from dmlstudy.metrics import CLASSES, CLUSTERING, DEFAULT, METRICS, NORMS, RETRIEVAL
 from dmlstudy.miners import MINERS

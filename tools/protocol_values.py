@@ -2,7 +2,7 @@
 
 A value is never typed: it is read from network (without weights), optimiser, sampler, transforms and objective, made as
 training makes them. `python tools/protocol_values.py` writes the columns `here` and `verdict` of the table anew;
-tests/study/test_protocol.py fails where they are out of date, and nbs/experiments/protocol.ipynb shows them.
+tests/study/test_protocol.py fails where they are out of date, and nbs/experiments/methods/protocol.ipynb shows them.
 """
 
 import ast
@@ -21,22 +21,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dmlstudy.core import Run, asset, make_run
-from dmlstudy.data.layouts import SOURCES
+from dmlstudy.core.paths import asset
+from dmlstudy.data.formats import SOURCES
+from dmlstudy.data.loaders import feed_of
 from dmlstudy.data.splits import Split
 from dmlstudy.data.transforms import Scaling, Transform, draw_box, flip
-from dmlstudy.feeds import feed_of
-from dmlstudy.methods import ADDED_METHODS, METHODS, SINCE_METHODS
 from dmlstudy.metrics import evaluate
 from dmlstudy.metrics.clustering import kmeans
-from dmlstudy.metrics.space import rho_of
+from dmlstudy.metrics.geometry import rho_of
 from dmlstudy.models.backbones import Pool
-from dmlstudy.objectives import make_objective
-from dmlstudy.records import SELECTIONS, selected
-from dmlstudy.samplers.label import SPCSampler
-from dmlstudy.study import PROFILES, Profile, methods_of, run_of
-from dmlstudy.tables import intervals, published
+from dmlstudy.report.tables import intervals, published
+from dmlstudy.samplers.by_class import SPCSampler
+from dmlstudy.study.config import PROFILES, Profile, methods_of, run_of
+from dmlstudy.study.methods import ADDED_METHODS, METHODS, SINCE_METHODS
+from dmlstudy.study.run import Run, make_run
+from dmlstudy.study.selection import SELECTIONS, selected
 from dmlstudy.train.network import decay_rates, matmul_precision, milestone_steps
+from dmlstudy.train.objective import make_objective
 from dmlstudy.train.state import metrics_of, sampler_of, start
 
 

@@ -48,7 +48,7 @@ def main(times: int = 30, *tests: str) -> int:
     os.chdir(ROOT)
     rounds = Rounds(int(times))
     try:
-        chosen = tests or ("tests/train/test_batch.py", "-k", WORDS)
+        chosen = tests or ("tests/study/test_executor.py", "-k", WORDS)
         pytest.main(["-p", "no:cacheprovider", *chosen], plugins=[rounds])
     finally:
         for process in busy:

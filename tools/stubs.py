@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dmlstudy
-from dmlstudy.core import hyperparameters_of
+from dmlstudy.core.checks import hyperparameters_of
 from dmlstudy.losses import LOSSES
 from dmlstudy.miners import MINERS
 from dmlstudy.regularizers import REGULARIZERS

@@ -13,12 +13,15 @@ import pytest
 import torch
 from grids import each
 
-from dmlstudy.core import Run, generator, hyperparameters_of, lookup, make_run, root, write_atomically
+from dmlstudy.core.checks import hyperparameters_of, lookup
+from dmlstudy.core.paths import root, write_atomically
+from dmlstudy.core.random import generator
 from dmlstudy.losses import LOSSES, make_loss
-from dmlstudy.methods import search_axes
 from dmlstudy.miners import MINERS, make_miner
 from dmlstudy.regularizers import REGULARIZERS, make_regularizer
 from dmlstudy.samplers import SAMPLERS, make_sampler
+from dmlstudy.study.methods import search_axes
+from dmlstudy.study.run import Run, make_run
 
 OTHER = {  # values for fields whose default says nothing of their type, or that must be a name
     **{"method": "Softmax", "fold": 1, "images_per_class": 5, "p_switch": 0.1, "eta": 0.1, "mixup": 2.0},
@@ -37,7 +40,7 @@ def test_key_covers_every_field():
 
 
 def test_key_is_the_same_in_another_process():
-    code = "from dmlstudy.core import make_run; print(make_run(seed=5, method='Softmax', lr=1e-3).key())"
+    code = "from dmlstudy.study.run import make_run; print(make_run(seed=5, method='Softmax', lr=1e-3).key())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert found == make_run(lr=1e-3, method="Softmax", seed=5).key()
 

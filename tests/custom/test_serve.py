@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from dmlstudy import cli
-from dmlstudy.core import make_run
 from dmlstudy.models import make_model
+from dmlstudy.study.run import make_run
 
 COLOURS = {"<b>red</b>": (200, 30, 30), "green": (30, 180, 40), "猫": (30, 40, 200)}
 
@@ -44,7 +44,7 @@ def model(tmp_path_factory):
             lines.append(f"{len(lines)}.png\t{name}\n")
     (folder / "names.txt").write_text("".join(lines), encoding="utf-8")
     np.save(folder / "embeddings.npy", np.eye(12, 16, dtype=np.float32))
-    from dmlstudy.kept import load
+    from dmlstudy.custom.export import load
 
     kept = load(folder)
     np.save(folder / "embeddings.npy", kept.embed([folder / f"{i}.png" for i in range(12)]))
@@ -118,7 +118,7 @@ def test_a_picture_is_dropped_in_a_browser(model, server, tmp_path):
 
 @pytest.mark.slow
 def test_the_program_needs_torch_alone(model):
-    from dmlstudy.kept import exported, load
+    from dmlstudy.custom.export import exported, load
 
     kept = load(model)
     content = exported(make_run(kept.card["run"]), kept.network.state_dict(), True)

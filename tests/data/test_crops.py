@@ -8,10 +8,10 @@ import pytest
 from miniatures import build, own_cache  # noqa: F401, the fixture is used by all tests here
 from PIL import Image
 
-from dmlstudy.data.layouts import load_images, read_images
+from dmlstudy.custom.galleries import gallery
+from dmlstudy.data.formats import load_images, read_images
 from dmlstudy.data.prepare import prepare
-from dmlstudy.pictures import gallery
-from dmlstudy.study import PROFILES
+from dmlstudy.study.config import PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:.*It is taken all the same:UserWarning")  # miniatures are not complete

@@ -11,7 +11,7 @@ import pytest
 import torch
 from disks import small_disk
 
-from dmlstudy.core import cache_dir
+from dmlstudy.core.paths import cache_dir
 from dmlstudy.data import DATASETS, glyphs, make_data
 from dmlstudy.data.glyphs import CHECKSUMS, RECIPES, checksum, class_lists, load_parts, render_set
 from dmlstudy.data.splits import keep_classes
@@ -38,7 +38,7 @@ def test_set_is_drawn_to_the_byte(name, shop):
 @pytest.mark.slow
 def test_classes_are_what_the_recipe_gives():
     """The notebook that derives them compares them with those that ship, in a slow cell."""
-    run = [Path(sys.executable).with_name("nbdev_test"), "--path", "nbs/10_data.glyphs.ipynb", "--flags", "slow"]
+    run = [Path(sys.executable).with_name("nbdev_test"), "--path", "nbs/43_data.glyphs.ipynb", "--flags", "slow"]
     told = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
 

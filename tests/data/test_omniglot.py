@@ -16,8 +16,9 @@ from PIL import Image
 from scipy.spatial import cKDTree
 from tiers import sample
 
-from dmlstudy.core import asset, make_run
+from dmlstudy.core.paths import asset
 from dmlstudy.data import EMBEDDED, make_data
+from dmlstudy.data.loaders import splits_of
 from dmlstudy.data.omniglot import (
     alphabets,
     attributes,
@@ -29,9 +30,9 @@ from dmlstudy.data.omniglot import (
     unpacked,
 )
 from dmlstudy.data.splits import Data, Split, first_of_each_class, groups_of
-from dmlstudy.feeds import splits_of
-from dmlstudy.metrics.oneshot import group_interval, hits_within, one_shot_errors
-from dmlstudy.study import run_of
+from dmlstudy.metrics.probes import group_interval, hits_within, one_shot_errors
+from dmlstudy.study.config import run_of
+from dmlstudy.study.run import make_run
 from dmlstudy.train import fit
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,8 @@ from miniatures import (
 
 from dmlstudy import cli
 from dmlstudy.data.archives import ADDRESSES, checksums, download
-from dmlstudy.data.files import Decoded
-from dmlstudy.data.layouts import ARCHIVES, SOURCES, locate, read_images
+from dmlstudy.data.formats import ARCHIVES, SOURCES, locate, read_images
+from dmlstudy.data.images import Decoded
 from dmlstudy.data.prepare import prepare
 
 pytestmark = pytest.mark.filterwarnings(

@@ -15,8 +15,8 @@ from scipy.stats import ks_2samp
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dmlstudy.core import generator
-from dmlstudy.data.files import Decoded, Files, write_decoded
+from dmlstudy.core.random import generator
+from dmlstudy.data.images import Decoded, Files, write_decoded
 from dmlstudy.data.splits import Split
 from dmlstudy.data.transforms import (
     SCALINGS,

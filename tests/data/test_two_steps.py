@@ -10,8 +10,8 @@ from miniatures import (
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dmlstudy.data.files import verify
-from dmlstudy.data.layouts import load_images
+from dmlstudy.data.formats import load_images
+from dmlstudy.data.images import verify
 from dmlstudy.data.prepare import check
 from dmlstudy.data.transforms import Views, make_transform
 from dmlstudy.models.backbones import freeze_batchnorm, make_backbone

@@ -12,20 +12,22 @@ from far_device import FAR, Far, Mixed, Wait
 from grids import each
 from miniatures import accept, build
 
-from dmlstudy import feeds, train
-from dmlstudy.core import generator, make_run
-from dmlstudy.data.layouts import load_images
+from dmlstudy import train
+from dmlstudy.core.random import generator
+from dmlstudy.data import loaders as feeds
+from dmlstudy.data.formats import load_images
+from dmlstudy.data.loaders import feed_of, splits_of
 from dmlstudy.data.prepare import prepare
-from dmlstudy.feeds import feed_of, splits_of
 from dmlstudy.losses import LOSSES, make_loss
-from dmlstudy.losses.memory import with_memory
-from dmlstudy.methods import METHODS
+from dmlstudy.losses.wrappers import with_memory
 from dmlstudy.metrics import evaluate
 from dmlstudy.miners import make_miner
-from dmlstudy.objectives import make_objective
 from dmlstudy.regularizers import REGULARIZERS, ManifoldMixup, balance_gradients, make_regularizer
-from dmlstudy.samplers.embedded import MemoryBank
+from dmlstudy.samplers.coreset import MemoryBank
+from dmlstudy.study.methods import METHODS
+from dmlstudy.study.run import make_run
 from dmlstudy.train.network import OPTIMIZERS
+from dmlstudy.train.objective import make_objective
 from dmlstudy.train.state import start
 from tests.train.test_train import stop_at
 

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from dmlstudy.ledger import read_ledger, shown_verdicts, verdicts_now
-from dmlstudy.stats import one_search_interval, t_interval
-from dmlstudy.study import failed_choices
+from dmlstudy.evidence.preregistered import read_ledger, shown_verdicts, verdicts_now
+from dmlstudy.stats.intervals import one_search_interval, t_interval
+from dmlstudy.study.search import failed_choices
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = pd.read_csv(ROOT / "outputs/tables/errata.csv").set_index("quantity")

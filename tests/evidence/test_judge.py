@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from dmlstudy.ledger import (
+from dmlstudy.evidence.preregistered import (
     asked,
     changed_by_new_classes,
     effects,
@@ -17,9 +17,9 @@ from dmlstudy.ledger import (
     still_open,
     with_named_settings,
 )
-from dmlstudy.sequences import LOOKS
-from dmlstudy.stats import crossed_interval
-from dmlstudy.verdicts import over_sets
+from dmlstudy.stats.decisions import over_sets
+from dmlstudy.stats.intervals import crossed_interval
+from dmlstudy.stats.sequential import LOOKS
 
 PAIRS = {"two": [["A+", "A"], ["B+", "B"]], "against one": [["A", "C"], ["B", "C"]]}
 CLAIM = {"id": "G", "effect": "gain", "metric": "recall@1", "rule": "last", "delta": 0.5, "pairs": "two"}

@@ -12,7 +12,7 @@ from edge_batches import CLASSES, DIM, FINITE
 from grids import each
 from largest import Largest
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.losses import LOSSES, base, make_loss
 from dmlstudy.losses.base import PairLoss
 
@@ -104,7 +104,7 @@ def test_published_forms_of_whole_batches_are_taken_at_once(monkeypatch, name):
 
 MEASURE = """
 import torch
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.losses import make_loss
 
 def pages(key):

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.losses import LOSSES, make_loss
-from dmlstudy.losses.memory import matryoshka
+from dmlstudy.losses.wrappers import matryoshka
 from dmlstudy.metrics import evaluate
 from dmlstudy.miners import make_miner
 from dmlstudy.samplers import make_sampler

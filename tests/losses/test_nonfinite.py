@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.losses import LOSSES, make_loss
-from dmlstudy.losses.memory import matryoshka, with_memory
+from dmlstudy.losses.wrappers import matryoshka, with_memory
 from dmlstudy.regularizers import REGULARIZERS, make_regularizer
 
 REMEMBER = [name for name, kind in LOSSES.items() if hasattr(kind, "against")]

@@ -10,7 +10,7 @@ from grids import each
 from dmlstudy.distances import unit
 from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.losses.base import _AT_ONCE, sum_over_rows
-from dmlstudy.losses.memory import matryoshka, with_memory
+from dmlstudy.losses.wrappers import matryoshka, with_memory
 
 
 def variants(name):

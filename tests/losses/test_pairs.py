@@ -12,10 +12,10 @@ from grids import each
 from pytorch_metric_learning.miners import BatchEasyHardMiner
 from torch.autograd import gradcheck, gradgradcheck
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.losses.base import PairLoss
-from dmlstudy.losses.pairs import HyperbolicLoss
+from dmlstudy.losses.contrastive import HyperbolicLoss
 
 NAMES = "circle sincere decoupled sigmoid_pairs hard_negatives in_batch epshn ranked_list hyperbolic".split()
 MADE = {

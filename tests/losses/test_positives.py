@@ -8,7 +8,7 @@ from edge_batches import CLASSES, DIM, FINITE
 from grids import each
 from loops import batch, dist, relu
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.distances import unit
 from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.miners import MINERS, make_miner, valid_triplets

@@ -14,7 +14,7 @@ from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning.distances import CosineSimilarity
 from torch.autograd import gradcheck, gradgradcheck
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.distances import pair_masks, unit
 from dmlstudy.losses import base, make_loss
 from dmlstudy.losses.base import similarities

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from dmlstudy.core import generator
-from dmlstudy.metrics.linear import every_other, linear_accuracy
+from dmlstudy.core.random import generator
+from dmlstudy.metrics.probes import every_other, linear_accuracy
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ from sklearn.metrics import (
     pair_confusion_matrix,
 )
 
-from dmlstudy.core import generator
-from dmlstudy.embeddings import class_intervals
+from dmlstudy.core.random import generator
+from dmlstudy.custom.embedding_files import class_intervals
 from dmlstudy.metrics import DEFAULT, METRICS, evaluate
 from dmlstudy.metrics import neighbours as search
 from dmlstudy.metrics.clustering import ami, contingency, f1, kmeans, nmi, score_gap, steady_centre, update
+from dmlstudy.metrics.geometry import class_spectra, effective_rank, inter, intra, rho, spectrum
 from dmlstudy.metrics.neighbours import Gallery, as_points, nearest, product, score_points, search_blocks
 from dmlstudy.metrics.retrieval import retrieve
-from dmlstudy.metrics.space import class_spectra, effective_rank, inter, intra, rho, spectrum
 
 
 def embedding(n=200, c=20, d=12, noise=0.8, seed=0):
@@ -712,7 +712,7 @@ def test_relevance_is_checked():
 
 RELEVANCE_MEMORY = """
 import torch
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.metrics import evaluate
 
 def pages(key):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dmlstudy.core import generator
-from dmlstudy.embeddings import class_intervals
+from dmlstudy.core.random import generator
+from dmlstudy.custom.embedding_files import class_intervals
 from dmlstudy.metrics import evaluate
+from dmlstudy.metrics.geometry import inter, intra, ratio
 from dmlstudy.metrics.retrieval import retrieve
-from dmlstudy.metrics.space import inter, intra, ratio
 
 NAMES = ["recall@1", "recall@4", "precision@4", "map@r", "map_c", "r_precision", "norm_mean"]
 LABELS = torch.arange(60) // 3

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.models import make_model, weights_sha256
 from dmlstudy.models.backbones import (
     BACKBONES,

@@ -66,7 +66,7 @@ def test_code_is_folded():
 
 
 def test_a_name_has_its_section_and_its_example():
-    found = tool().explained(ROOT / "nbs/40_miners.ipynb")
+    found = tool().explained(ROOT / "nbs/10_miners.ipynb")
     assert found["valid_triplets"][0] == "all-triplets-without-listing-them"
     assert "valid_triplets(" in found["valid_triplets"][1] and "valid_triplets" not in found["uniforms"][1]
 
@@ -99,14 +99,14 @@ def tab(site, tmp_path_factory):
     "words, page, first",
     [
         ("which loss", "nbs/tutorials/which_loss.html", 1),
-        ("table 2", "nbs/experiments/roth_table2.html", 2),
-        ("Table 2: all objectives", "nbs/experiments/roth_table2.html", 1),
+        ("table 2", "nbs/experiments/roth/roth_table2.html", 2),
+        ("Table 2: all objectives", "nbs/experiments/roth/roth_table2.html", 1),
         ("table 5", "outputs/tables/roth_table5.html", 3),
-        ("SEC", "nbs/experiments/sec_main.html", 5),
-        ("does SEC help", "nbs/experiments/sec_sign.html", 5),
-        ("Proxy-Anchor", "nbs/54_losses.centers.html", 2),
-        ("ProxyAnchor", "nbs/54_losses.centers.html", 3),
-        ("margin", "nbs/50_losses.tuples.html", 3),
+        ("SEC", "nbs/experiments/sec/sec_main.html", 5),
+        ("does SEC help", "nbs/experiments/sec/sec_sign.html", 5),
+        ("Proxy-Anchor", "nbs/25_losses.proxy.html", 2),
+        ("ProxyAnchor", "nbs/25_losses.proxy.html", 3),
+        ("margin", "nbs/21_losses.triplet.html", 3),
         ("own images", "nbs/tutorials/own_images.html", 1),
         ("four GPUs", "nbs/tutorials/cluster.html", 3),
         ("make_miner", "reference/dmlstudy.miners.html", 3),
@@ -139,7 +139,7 @@ def test_pages_at_every_width(site, tab, width):
         "outputs/tables/roth_table2",
         "outputs/tables/tuned",
         "outputs/figures/index",
-        "nbs/experiments/sec_main",
+        "nbs/experiments/sec/sec_main",
         "nbs/tutorials/which_loss",
         "reference/dmlstudy.miners",
     ):
@@ -156,7 +156,7 @@ def test_pages_at_every_width(site, tab, width):
 
 @pytest.mark.slow
 def test_code_of_questions_waits_until_it_is_asked_for(site, tab):
-    tab.open(f"file://{site}/nbs/experiments/roth_table2.html", "document.readyState == 'complete'")
+    tab.open(f"file://{site}/nbs/experiments/roth/roth_table2.html", "document.readyState == 'complete'")
     shown = "[...document.querySelectorAll('article .highlight')].filter(e => e.checkVisibility()).length"
     assert tab.run(shown) == 0
     tab.run("document.querySelector('details > summary').click()")
@@ -169,8 +169,8 @@ def test_every_notebook_and_module_has_a_page(site):
         if ".ipynb_checkpoints" not in notebook.parts and notebook.stem != "index":  # which is the start
             assert (site / notebook.relative_to(ROOT)).with_suffix(".html").is_file(), notebook
     page = (site / "reference/dmlstudy.miners.html").read_text()
-    assert 'id="make_miner"' in page and "40_miners.html" in page and "hyperparameters" in page
-    assert (site / "outputs/tables/roth_table2.html").is_file() and "40_miners" in (site / "index.html").read_text()
+    assert 'id="make_miner"' in page and "10_miners.html" in page and "hyperparameters" in page
+    assert (site / "outputs/tables/roth_table2.html").is_file() and "10_miners" in (site / "index.html").read_text()
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_pages_need_no_network(site):
         tags = re.findall(r"<(?:script|img|link|iframe)\b[^>]*>", text)
         fetched = [tag for tag in tags if re.search(r'(src|href)="(https?:)?//', tag) and 'rel="canonical"' not in tag]
         assert not fetched, (page, fetched)
-    for name in ("50_losses.tuples", "60_regularizers", "experiments/sec_theory"):
+    for name in ("21_losses.triplet", "29_regularizers", "experiments/sec/sec_theory"):
         text = re.search(r"<article.*?</article>", (site / f"nbs/{name}.html").read_text(), re.S)[0]
         prose = re.sub(r"<(pre|code|table|style|script)\b.*?</\1>", "", text, flags=re.S)
         assert "<math" in prose and not re.search(r"\$\S", prose), name

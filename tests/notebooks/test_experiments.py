@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from grids import each
 
-from dmlstudy.batch import history
-from dmlstudy.core import Run, make_run
-from dmlstudy.records import load_record, read_batch
-from dmlstudy.study import PROFILES, QUESTIONS, run_of
+from dmlstudy.study.config import PROFILES, QUESTIONS, run_of
+from dmlstudy.study.executor import history
+from dmlstudy.study.records import load_record, read_batch
+from dmlstudy.study.run import Run, make_run
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted((ROOT / "nbs" / "experiments").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "nbs" / "experiments").glob("*/*.ipynb"))
 
 
 def parameters(path: Path) -> dict[str, tuple]:
@@ -44,7 +44,7 @@ def test_fields_are_read_rightly():
 
 
 def test_single_has_every_field_of_a_run():
-    assert parameters(ROOT / "nbs" / "experiments" / "single.ipynb") == fields()
+    assert parameters(ROOT / "nbs" / "experiments" / "methods" / "single.ipynb") == fields()
 
 
 def test_every_experiment_is_asked_by_a_question():
@@ -75,7 +75,7 @@ def test_papermill_runs_a_question(tmp_path, monkeypatch):
     from papermill import execute_notebook
 
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
-    source, target = ROOT / "nbs" / "experiments" / "roth_table2.ipynb", tmp_path / "out.ipynb"
+    source, target = ROOT / "nbs" / "experiments" / "roth" / "roth_table2.ipynb", tmp_path / "out.ipynb"
     given = {"profile": "drill", "seeds": 1, "methods": "Softmax; Contrastive (D)"}
     for _ in range(2):
         execute_notebook(source, target, given, kernel_name="python3", progress_bar=False)
@@ -93,6 +93,15 @@ def test_papermill_runs_single(tmp_path, monkeypatch):
 
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     fields = {"dataset": "glyphs_many", "method": "Triplet (S)", "steps": 4, "eval_every": 2, "lr": 1e-3}
-    source, said = ROOT / "nbs" / "experiments" / "single.ipynb", {"kernel_name": "python3", "progress_bar": False}
+    source, said = (
+        ROOT / "nbs" / "experiments" / "methods" / "single.ipynb",
+        {"kernel_name": "python3", "progress_bar": False},
+    )
     execute_notebook(source, tmp_path / "out.ipynb", fields, **said)
     assert load_record(make_run(fields))["curves"]["test"]["step"] == [0, 2, 4]
+
+
+def test_the_index_links_every_question_once():
+    cells = json.loads((ROOT / "nbs/experiments/00_index.ipynb").read_text())["cells"]
+    linked = re.findall(r"\]\((\w+/\w+\.ipynb)\)", "".join("".join(cell["source"]) for cell in cells))
+    assert sorted(linked) == sorted(str(path.relative_to(ROOT / "nbs/experiments")) for path in NOTEBOOKS)

@@ -14,7 +14,7 @@ from grids import each
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 BY_NAME = {p.stem: p for p in NOTEBOOKS}
-PARAMETRISED = [p for p in NOTEBOOKS if p.parent.name == "experiments"]
+PARAMETRISED = [p for p in NOTEBOOKS if p.parent.parent.name == "experiments"]
 
 
 @cache
@@ -101,7 +101,7 @@ def test_each_module_has_one_notebook():
 # the report as an article, questions, intervals for new classes, row blocks for all pairs, explained figures, searches
 # drawn anew, the later ledgers in the explorer, searches as noise, faiss, several processes, verdicts by use on images
 # of one's own, crops of CARS196, projections. Else only ever lower these: 14,000 is the goal.
-LONGEST, MEDIAN, LIBRARY = 45, 15, 15_381
+LONGEST, MEDIAN, LIBRARY = 45, 15, 15_510
 
 
 def test_no_two_notebooks_share_a_number():

@@ -11,17 +11,19 @@ import pandas as pd
 import pytest
 from grids import each
 
-from dmlstudy.core import asset
-from dmlstudy.methods import METHODS
-from dmlstudy.records import batch_file, folder_of, recorded_keys
-from dmlstudy.report import DRAWN
-from dmlstudy.stats import t_interval
-from dmlstudy.study import PROFILES, QUESTIONS, all_runs, jobs_of, methods_of
-from dmlstudy.tables import experiment_records, sampler_name, study_records
+from dmlstudy.core.paths import asset
+from dmlstudy.report.files import folder_of
+from dmlstudy.report.page import DRAWN
+from dmlstudy.report.tables import experiment_records, sampler_name, study_records
+from dmlstudy.stats.intervals import t_interval
+from dmlstudy.study.config import PROFILES, QUESTIONS, methods_of
+from dmlstudy.study.methods import METHODS
+from dmlstudy.study.plan import all_runs, jobs_of
+from dmlstudy.study.records import batch_file, recorded_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = folder_of("tables", "glyphs").parent
-NOTEBOOKS = sorted(p for p in (ROOT / "nbs" / "experiments").glob("*.ipynb") if p.stem != "single")
+NOTEBOOKS = sorted(p for p in (ROOT / "nbs" / "experiments").glob("*/*.ipynb") if p.stem != "single")
 DRAWING = {p.stem: p for p in NOTEBOOKS}
 STEMS = {
     *(f"roth_table{i}" for i in range(1, 10)),
@@ -114,7 +116,7 @@ def test_toys_are_trained_again_to_about_the_same(toy, tmp_path, monkeypatch):
     from papermill import execute_notebook
 
     monkeypatch.setenv("DMLSTUDY_OUTPUTS", str(tmp_path))
-    execute_notebook(ROOT / "nbs/experiments/roth_toys.ipynb", None, {"toy": toy}, progress_bar=False)
+    execute_notebook(ROOT / "nbs/experiments/roth/roth_toys.ipynb", None, {"toy": toy}, progress_bar=False)
     read = lambda folder: json.loads((folder / "records" / f"roth_toys_{toy}.json").read_text())["values"]
     before, again = read(ROOT / "outputs"), read(tmp_path)
     for variant, measures in before.items():

@@ -1,4 +1,4 @@
-"""E1 to E10 of nbs/experiments/sec_theory.ipynb, with tolerances of their own, and with what must not pass."""
+"""E1 to E10 of nbs/experiments/sec/sec_theory.ipynb, with tolerances of their own, and with what must not pass."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dmlstudy.losses import make_loss
-from dmlstudy.objectives import Objective
+from dmlstudy.train.objective import Objective
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "nbs" / "experiments" / "sec_theory.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "nbs" / "experiments" / "sec" / "sec_theory.ipynb"
 pytestmark = pytest.mark.slow
 LAWS = {  # id -> (law, tolerance in float64, in float32) of each measured number; None: it must be above the tolerance
     "E1": [(0, 1e-12, 1e-5)],

@@ -13,9 +13,14 @@ import pytest
 from browser import CHROMIUM, Browser
 from scipy import stats
 
-from dmlstudy import claims, explorer, ledger, records, tables, verdicts
-from dmlstudy.core import asset
-from dmlstudy.study import run_of
+from dmlstudy.core.paths import asset
+from dmlstudy.evidence import paper_claims as claims
+from dmlstudy.evidence import preregistered as ledger
+from dmlstudy.report import explorer, tables
+from dmlstudy.report import files as report_files
+from dmlstudy.stats import decisions as verdicts
+from dmlstudy.study import records, selection
+from dmlstudy.study.config import run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("Softmax", "Triplet (D)", "R-Triplet (D)", "Margin (D, beta=1.2)", "NPair", "SHT + SEC", "ImageNet")
@@ -206,7 +211,7 @@ def test_values_arrive(page, tab):
     show(tab, page, "")
     results = page[1][page[1]["setting"] == ""]
     for metric in ("recall@1", "nmi", "validation/recall@1", "train/rho"):
-        for rule in records.SELECTIONS:
+        for rule in selection.SELECTIONS:
             own = results[(results["metric"] == metric) & (results["selection"] == rule)]
             code = (
                 "runsWhere('glyphs_fine', i => settingOf(i) == '').map(i => [methodOf(i).name, replicateOf(i), VALUE])"
@@ -255,7 +260,7 @@ STATES = (
 
 @pytest.mark.parametrize("view,state", STATES, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_a_link_restores_its_view(page, tab, view, state):
-    show(tab, page, records.view_link(view, **state).removeprefix("explorer.html"))
+    show(tab, page, report_files.view_link(view, **state).removeprefix("explorer.html"))
     assert text(tab, "#notice") == ""
     chosen = tab.run("Object.fromEntries([...document.querySelectorAll('select')].map(e => [e.id.slice(7), e.value]))")
     for name, value in state.items():
@@ -341,7 +346,7 @@ def test_pairs_of_methods_by_class(page, tab):
     assert found[0][0].startswith("Latin ")
     plain = page[1].drop_duplicates("key").query("method == 'Softmax' and setting == ''")["key"]
     lines = (page[0].parents[1] / "records/smoke.jsonl").read_text().splitlines()
-    hits = [records.class_hits(r)[0] / 30 for r in map(json.loads, lines) if r["key"] in {*plain}]
+    hits = [selection.class_hits(r)[0] / 30 for r in map(json.loads, lines) if r["key"] in {*plain}]
     shares = {name: share for name, _, share, _ in found}
     wanted = np.rint(100 * np.mean(hits, 0))
     assert sorted(map(float, shares.values())) == sorted(wanted)
@@ -379,7 +384,7 @@ def test_an_effect_of_a_later_ledger(tmp_path, monkeypatch, tab):
     (tmp_path / "omniglot_confirm/tables/ledger.csv").write_text("".join([heads, *lines]))
     page = (explorer.write_explorer("omniglot_confirm"),)
     for of, wanted in (("mean", gains.mean(1)), ("Contrastive (D)", gains[:, 0])):
-        show(tab, page, records.view_link("claims", claim="W1", of=of).removeprefix("explorer.html"))
+        show(tab, page, report_files.view_link("claims", claim="W1", of=of).removeprefix("explorer.html"))
         assert text(tab, "#notice") == "" and "larger than δ" in text(tab, "h1")
         assert f"{effects[of]:+.2f} [{effects[of] - 0.3:+.2f}" in text(tab, "#lead")
         last = "[...[...document.querySelectorAll('table')].at(-1).tBodies[0].rows]"
@@ -521,7 +526,7 @@ def test_each_table_has_its_view(study, tab):
     """What tables and figures link to is there, and the drawings come first."""
     show(tab, study, "#methods")
     assert tab.run("document.getElementById('choose-data').value") == "omniglot_objectives"
-    drawn = [stem for stem in records._VIEWS if any((ROOT / "outputs").glob(f"*/{stem}.*"))]
-    for view in {records._VIEWS[stem] for stem in ("roth", "sec", *drawn)} - {""}:
+    drawn = [stem for stem in report_files._VIEWS if any((ROOT / "outputs").glob(f"*/{stem}.*"))]
+    for view in {report_files._VIEWS[stem] for stem in ("roth", "sec", *drawn)} - {""}:
         show(tab, study, f"#{view}")
         assert text(tab, "#notice") == "" and text(tab, "#figure"), view

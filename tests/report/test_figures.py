@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from dmlstudy.figures import by_method, correlations, paired, scatter_with_fit, spectra
-from dmlstudy.stats import t_interval
+from dmlstudy.report.figures import by_method, correlations, paired, scatter_with_fit, spectra
+from dmlstudy.stats.intervals import t_interval
 
 
 def results(**values) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.samplers import SAMPLERS, make_sampler
 
 LABELS, BATCHES = torch.arange(120) // 6, 10

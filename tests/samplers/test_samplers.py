@@ -14,12 +14,12 @@ import torch
 from grids import each
 from torch.utils.data import DataLoader, TensorDataset
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.distances import distances, unit
 from dmlstudy.samplers import SAMPLERS, make_sampler
-from dmlstudy.samplers.embedded import MemoryBank, d2_points, farthest_points, log_density
-from dmlstudy.samplers.label import ImagesByClass
-from dmlstudy.samplers.matching import distance_histograms, frechet_distances, heights_wasserstein, wasserstein
+from dmlstudy.samplers.by_class import ImagesByClass
+from dmlstudy.samplers.coreset import MemoryBank, d2_points, farthest_points, log_density
+from dmlstudy.samplers.distribution import distance_histograms, frechet_distances, heights_wasserstein, wasserstein
 
 BY_LABEL = {"spc": [{}, {"replacement": False}], "spc_r": [{}], "shuffle": [{}]}
 BY_EMBEDDING = {name: [{"variant": "corrected"}, {"variant": "published"}] for name in ("gc", "ddm", "frd", "d2")}

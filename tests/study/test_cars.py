@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dmlstudy.methods import METHODS
-from dmlstudy.records import read_batch
-from dmlstudy.study import PROFILES, all_runs, jobs_of, run_of
+from dmlstudy.study.config import PROFILES, run_of
+from dmlstudy.study.methods import METHODS
+from dmlstudy.study.plan import all_runs, jobs_of
+from dmlstudy.study.records import read_batch
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, FILE = "cars_whole", "dmlstudy/assets/ledger_22.toml"
@@ -51,7 +52,7 @@ def test_rates_of_set_22_are_those_that_its_rule_chooses(records):
 
 def test_the_time_of_a_run_is_not_that_of_another_kind_of_device(monkeypatch):
     """Seconds of a GPU are no estimate where there is none, and the other way round."""
-    from dmlstudy import batch
+    from dmlstudy.study import executor as batch
 
     kinds = lambda: {r["made"]["device"].startswith("cpu") for r in batch.each_known() if r["made"].get("device")}
     monkeypatch.setattr(batch, "_devices", lambda: [])

@@ -11,10 +11,10 @@ from grids import each
 from protocol_values import exists, literal, live, name_of, protocol, read_value, value_of, verdict
 from tiers import sample
 
-from dmlstudy.core import Run, make_run
-from dmlstudy.data.layouts import SOURCES
-from dmlstudy.methods import ADDED_METHODS, METHODS, SINCE_METHODS
-from dmlstudy.study import PROFILES
+from dmlstudy.data.formats import SOURCES
+from dmlstudy.study.config import PROFILES
+from dmlstudy.study.methods import ADDED_METHODS, METHODS, SINCE_METHODS
+from dmlstudy.study.run import Run, make_run
 from dmlstudy.train.network import param_groups
 from dmlstudy.train.state import start
 
@@ -60,8 +60,8 @@ def test_agreement_of_values():
         assert verdict(row(code=text), found) == "differs"
     assert verdict(row(print="127", code="128"), 128) == "as the code"
     assert all(value_of(literal(v)) == v for v in (None, 0.5, (1, "a"), {"a", "b"}, "sgd"))
-    assert exists("losses.tuples.TripletLoss") and not exists("losses.tuples.Tripletloss") and not exists("loss")
-    assert exists("study.PROFILES: lr, seeds") and not exists("study.PROFILES: rate")
+    assert exists("losses.triplet.TripletLoss") and not exists("losses.triplet.Tripletloss") and not exists("loss")
+    assert exists("study.config.PROFILES: lr, seeds") and not exists("study.config.PROFILES: rate")
 
 
 def test_every_method_set_and_field_has_a_row():

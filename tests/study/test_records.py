@@ -19,9 +19,12 @@ from filelock import FileLock
 from grids import each
 from work import calls
 
-from dmlstudy import records
-from dmlstudy.core import make_run
-from dmlstudy.records import SELECTIONS, batch_file, each_record, tidy
+from dmlstudy.report import files as report_files
+from dmlstudy.report.files import tidy
+from dmlstudy.study import records, selection
+from dmlstudy.study.records import batch_file, each_record
+from dmlstudy.study.run import make_run
+from dmlstudy.study.selection import SELECTIONS
 
 COMMITTED = Path(__file__).resolve().parents[2] / "outputs/records/glyphs.jsonl"
 PARTS = ("run", "curves")
@@ -84,7 +87,7 @@ def plain_tidy(found: list[dict]) -> pd.DataFrame:
                 rule,
             )
             rows += [(*head, name, value) for name, value in values.items()]
-    columns = [*records._COLUMNS, "value"]
+    columns = [*report_files._COLUMNS, "value"]
     return pd.DataFrame(rows, columns=columns).sort_values(columns[:-1], kind="stable", ignore_index=True)
 
 
@@ -163,9 +166,9 @@ def test_kept_records_of_older_formats(tmp_path, monkeypatch):
         after = new[before["key"]]
         assert (after["run"], after["curves"], after["made"]) == (before["run"], before["curves"], before["made"])
         for rule in SELECTIONS:
-            assert records.selected(before, rule) == records.selected(after, rule)
+            assert selection.selected(before, rule) == selection.selected(after, rule)
             for curve in ("test", "visits"):
-                pairs = [records.class_hits(record, rule, curve) for record in (before, after)]
+                pairs = [selection.class_hits(record, rule, curve) for record in (before, after)]
                 assert str(pairs[0]) == str(pairs[1])
     assert any(record.get("classes") for record in old) and any("visits" in (r.get("classes") or {}) for r in old)
 
@@ -182,7 +185,7 @@ def test_a_record_of_659_classes_and_6_evaluations_is_small():
     small = records.packed(record)
     assert len(records._line(small)) < 8000 < len(records._line(record))
     found = {**small, "curves": {**small["curves"], "train": {"step": steps, "recall@1": [0.1] * 6}}}
-    assert [v.tolist() for v in records.class_hits(found, "last")] == [hits["2000"], n]
+    assert [v.tolist() for v in selection.class_hits(found, "last")] == [hits["2000"], n]
 
 
 @each("name, file", lambda: {file.stem: file for file in sorted(COMMITTED.parent.glob("*.jsonl"))})
@@ -230,7 +233,7 @@ def test_a_file_that_is_held_is_waited_for(tmp_path, monkeypatch):
 def test_a_wait_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     code = (
-        "from dmlstudy import records\n"
+        "from dmlstudy.study import records\n"
         "with records._held(records.batch_file('drill'), print):\n    print('held', flush=True)\n    input()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -278,7 +281,7 @@ def test_many_records_take_little_work_and_memory(many):
 def test_outputs_alike_stay_untouched(tmp_path, monkeypatch):
     """Rounding and edges of another processor change no file; a value that differs does."""
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
-    table = lambda value: records.write_table("toy", pd.DataFrame({"a": [value]}), profile="smoke")
+    table = lambda value: report_files.write_table("toy", pd.DataFrame({"a": [value]}), profile="smoke")
     file = table(0.1)
     before = file.read_bytes()
     table(0.1 + 1e-9)
@@ -292,7 +295,7 @@ def test_cells_are_neither_formulas_nor_new_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     names = ["=1+1", "@x", "+cmd", "-cmd", "+ SEC", "-2", "a = b", "two\nlines", "two\r\nlines", "a|b"]
     table = pd.DataFrame({"na\nme": names, "value": range(-5, 5)})
-    file = records.write_table("toy", table, profile="smoke")
+    file = report_files.write_table("toy", table, profile="smoke")
     read = pd.read_csv(file.with_suffix(".csv"), lineterminator="\n")
     assert [*read["na\nme"][:7]] == ["'=1+1", "'@x", "'+cmd", "'-cmd", "+ SEC", "-2", "a = b"]
     assert [*read["value"]] == [*range(-5, 5)]

@@ -27,7 +27,7 @@ def hold(file: str) -> None:
 
 
 def reader_processes(sharing: int | None) -> int:
-    """As in `dmlstudy.feeds`: how many processes read images."""
+    """As in `dmlstudy.data.loaders`: how many processes read images."""
     return 0
 
 
@@ -46,7 +46,7 @@ class Changed(MetaPathFinder):
     """Finds the modules that train."""
 
     def find_spec(self, name, path, target=None):
-        if name not in ("dmlstudy.train", "dmlstudy.feeds"):
+        if name not in ("dmlstudy.train", "dmlstudy.data.loaders"):
             return None
         spec = importlib.util.spec_from_file_location(name, __file__) if RECORDS else PathFinder.find_spec(name, path)
         load = spec.loader.exec_module

@@ -3,7 +3,7 @@
 import torch
 from grids import Recipes
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 
 CLASSES, DIM = 4, 6
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from dmlstudy.core import generator
+from dmlstudy.core.random import generator
 from dmlstudy.distances import pair_masks
 
 

@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from scipy.io import savemat
 
-from dmlstudy.core import generator
-from dmlstudy.data.layouts import SOURCES
+from dmlstudy.core.random import generator
+from dmlstudy.data.formats import SOURCES
 
 
 @pytest.fixture(autouse=True)

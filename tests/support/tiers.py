@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dmlstudy.study import PROFILES, Profile
+from dmlstudy.study.config import PROFILES, Profile
 
 
 def sample(values: Iterable, fast: Iterable = (), every: int = 0) -> list:

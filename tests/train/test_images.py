@@ -9,15 +9,18 @@ import torch
 from miniatures import accept, build, photograph
 from PIL import Image
 
-from dmlstudy import feeds, records, train
-from dmlstudy.core import generator, make_run
-from dmlstudy.data.layouts import load_images
+from dmlstudy import train
+from dmlstudy.core.random import generator
+from dmlstudy.data import loaders as feeds
+from dmlstudy.data.formats import load_images
 from dmlstudy.data.prepare import prepare
 from dmlstudy.data.splits import first_of_each_class
 from dmlstudy.data.transforms import padded
 from dmlstudy.models.backbones import make_backbone
 from dmlstudy.samplers import make_sampler
-from dmlstudy.study import run_of
+from dmlstudy.study import records
+from dmlstudy.study.config import run_of
+from dmlstudy.study.run import make_run
 from tests.train.test_train import on_gpu, steps_without_waiting, stop_at
 
 BIRDS = {

@@ -17,11 +17,12 @@ from disks import small_disk
 from tiers import sample
 
 from dmlstudy import train
-from dmlstudy.core import generator, make_run
-from dmlstudy.feeds import Feed, splits_of
-from dmlstudy.methods import METHODS
+from dmlstudy.core.random import generator
+from dmlstudy.data.loaders import Feed, splits_of
 from dmlstudy.models import make_model
 from dmlstudy.samplers import SAMPLERS
+from dmlstudy.study.methods import METHODS
+from dmlstudy.study.run import make_run
 from dmlstudy.train import BROKEN, Checkpoint, Guard, Progress, fit, train_steps
 from dmlstudy.train.network import Network, matmul_precision
 from dmlstudy.train.state import State, mixup_of, sampler_of, start
@@ -51,7 +52,7 @@ def content(record: dict) -> str:
 @pytest.mark.slow
 def test_same_run_in_another_process():
     code = (
-        "import json; from dmlstudy.core import make_run; from dmlstudy.train import fit; "
+        "import json; from dmlstudy.study.run import make_run; from dmlstudy.train import fit; "
         f"r = fit(make_run({TINY!r}, method='Triplet (D)'), device='cpu'); r.pop('made'); "
         "print(json.dumps(r, sort_keys=True))"
     )
@@ -305,7 +306,7 @@ def test_a_full_disk_costs_the_weights_and_not_the_record(disk):
 @pytest.mark.slow
 def test_two_runs_in_one_folder_do_not_harm_each_other(tmp_path):
     code = (
-        "import sys; from dmlstudy.core import make_run; from dmlstudy.train import Checkpoint, fit; "
+        "import sys; from dmlstudy.study.run import make_run; from dmlstudy.train import Checkpoint, fit; "
         f"fit(make_run({TINY!r}, steps=30, eval_every=1), 'cpu', sys.argv[1], [Checkpoint(every=0)])"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
@@ -322,7 +323,7 @@ def test_precisions_by_pytorchs_newer_settings(place):
     """They do not mix with the older ones, and are read where a process begins."""
     code = f"""
 import torch
-from dmlstudy.core import make_run
+from dmlstudy.study.run import make_run
 from dmlstudy.train import fit
 from dmlstudy.train.network import matmul_precision
 b = torch.backends

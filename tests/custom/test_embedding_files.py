@@ -1,0 +1,188 @@
+"""Embeddings of any origin: files in, every metric with an interval out."""
+
+import itertools
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dmlstudy import cli
+from dmlstudy.custom import embedding_files as embeddings
+from dmlstudy.custom.embedding_files import _group_jackknife
+from dmlstudy.metrics import DEFAULT, evaluate
+
+_SHAPE = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 10000), }"
+HUGE = b"\x93NUMPY\x01\x00\x76\x00" + _SHAPE.ljust(117) + b"\n"  # 128 bytes that announce 36 TiB
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Embeddings of 24 classes whose names are words."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat([f"class {i}" for i in range(24)], 5)
+    f = rng.normal(size=(24, 8)).repeat(5, 0) + 0.6 * rng.normal(size=(120, 8))
+    np.save(tmp_path / "f.npy", f.astype(np.float32))
+    np.save(tmp_path / "y.npy", labels)
+    return tmp_path
+
+
+def test_every_metric_has_its_value_and_interval(files, capsys):
+    words = ["evaluate", str(files / "f.npy"), str(files / "y.npy"), "--csv", str(files / "out.csv")]
+    assert cli.main(words) == 0
+    told, table = capsys.readouterr().out, pd.read_csv(files / "out.csv").set_index("metric")
+    assert "120 embeddings of 8 dimensions" in told and [*table.index] == [*DEFAULT]
+    f, labels = np.load(files / "f.npy"), np.unique(np.load(files / "y.npy"), return_inverse=True)[1]
+    for name, value in evaluate(f, labels, DEFAULT, kmeans_restarts=5).items():
+        if name.endswith("_std"):
+            continue
+        assert table.loc[name, "value"] == pytest.approx(value, rel=1e-5), name
+    assert (table["low"] <= table["value"]).all() and (table["value"] <= table["high"]).all()
+    assert table["high"].sub(table["low"]).drop(["recall@8"]).gt(0).all()
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda d: np.save(d / "y.npy", np.arange(119)), "got (120, 8) and (119,)"),
+        (
+            lambda d: (d / "f.npy").write_text("0.1, 0.2"),
+            "is not an .npy or .npz file, nor .csv, .tsv, .parquet: write one with np.save",
+        ),
+        (
+            lambda d: np.savez(open(d / "f.npy", "wb"), f=np.zeros((120, 8))),
+            "There is no array of the file 'embeddings'",
+        ),
+        (lambda d: (d / "f.npy").write_bytes(b"PK\x03\x04 and no more"), "is damaged, or holds other things"),
+        (lambda d: (d / "f.npy").write_bytes((d / "f.npy").read_bytes()[:200]), "is damaged, or holds other things"),
+        (lambda d: (d / "f.npy").write_bytes(HUGE), "is damaged, or too large for this memory"),
+        (lambda d: (d / "f.npy").unlink(), "No such file"),
+        (lambda d: np.save(d / "f.npy", np.full((120, 8), np.nan)), "hold NaN or infinity"),
+    ],
+)
+def test_wrong_files_are_refused_in_a_sentence(files, capsys, change, said):
+    change(files)
+    assert cli.main(["evaluate", str(files / "f.npy"), str(files / "y.npy"), "--metrics", "recall@1"]) == 2
+    complaint = capsys.readouterr().err
+    assert said in complaint and complaint.count("\n") == 1
+
+
+def test_few_classes_have_no_interval(files, capsys):
+    np.save(files / "y.npy", np.repeat(np.arange(6), 20))
+    assert cli.main(["evaluate", str(files / "f.npy"), str(files / "y.npy"), "--metrics", "recall@1", "nmi"]) == 0
+    assert capsys.readouterr().out.count(" nan") == 4
+
+
+def told(words, capsys):
+    assert cli.main(["evaluate", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_format_gives_the_same_table(files, capsys):
+    f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
+    np.savez(files / "both.npz", embeddings=f, labels=y)
+    table = pd.DataFrame(f, columns=[f"e{i}" for i in range(8)])
+    table.assign(label=y, path="x.png").to_csv(files / "both.csv", index=False)
+    table.assign(species=y).to_csv(files / "named.tsv", index=False, sep="\t")
+    lists = pd.DataFrame({"class": y, "embedding": [*f], "number": range(120)})
+    lists.to_parquet(files / "both.parquet")
+    lists.assign(embedding=[str(row.tolist()) for row in f]).to_csv(files / "lists.csv", index=False)
+    metrics = ["--metrics", "recall@1", "precision@4", "nmi"]
+    first = told([files / "f.npy", files / "y.npy", *metrics], capsys)
+    for name in ("both.npz", "both.parquet", "lists.csv"):
+        assert told([files / name, *metrics], capsys) == first, name
+    assert told([files / "both.csv", *metrics], capsys) == "8 dimensions: e0 to e7; not taken: path\n" + first
+    named = told([files / "named.tsv", "--label", "species", *metrics], capsys)
+    assert named == "8 dimensions: e0 to e7\n" + first
+    assert told([files / "f.npy", files / "both.csv", *metrics], capsys) == first  # labels of another file
+    assert cli.main(["evaluate", str(files / "named.tsv")]) == 2
+    assert "has no labels: name a file of them, or a column with --label" in capsys.readouterr().err
+
+
+def test_numbering_is_no_dimension_unless_it_is_named(files, capsys):
+    f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
+    table = pd.DataFrame(f, columns=[f"d{i}" for i in range(8)]).assign(label=y)
+    table.assign(sku=np.random.default_rng(1).permutation(120) * 10).to_csv(files / "sku.csv", index=False)
+    table.assign(photoID=np.arange(120) // 5, Unnamed=1.5).to_csv(files / "id.csv")
+    first = told([files / "f.npy", files / "y.npy", "--metrics", "recall@1"], capsys)
+    said = told([files / "sku.csv", "--metrics", "recall@1"], capsys)
+    assert said == "8 dimensions: d0 to d7; not taken: sku\n" + first
+    said = told([files / "id.csv", "--columns", "d*", "--metrics", "recall@1"], capsys)
+    assert said == "8 dimensions: d0 to d7; not taken: Unnamed: 0, photoID, Unnamed\n" + first
+    assert told([files / "sku.csv", "--columns", "d*", "sku"], capsys).startswith("9 dimensions: d0 to sku\n")
+    table[["label"]].assign(number=range(120)).to_csv(files / "none.csv", index=False)
+    assert cli.main(["evaluate", str(files / "none.csv")]) == 2
+    assert "number look like names or numbering; --columns takes them" in capsys.readouterr().err
+
+
+def test_swapped_files_get_one_sentence(files, capsys):
+    assert cli.main(["evaluate", str(files / "y.npy"), str(files / "f.npy")]) == 2
+    complaint = capsys.readouterr().err
+    assert "y.npy holds labels and" in complaint and "name the embeddings first" in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_a_gallery_its_intervals_and_what_is_relevant(files, capsys):
+    f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
+    np.savez(files / "query.npz", embeddings=f[::2], labels=y[::2])
+    np.save(files / "g.npy", f[1::2]), np.save(files / "gy.npy", y[1::2])
+    labels = np.unique(y, return_inverse=True)[1]
+    given = [files / "query.npz", "--gallery", files / "g.npy"]
+    table = files / "out.csv"
+    told([*given, "--gallery-labels", files / "gy.npy", "--csv", table], capsys)
+    found = pd.read_csv(table).set_index("metric")
+    expected = evaluate(f[::2], labels[::2], ["recall@1", "map@r"], f[1::2], labels[1::2])
+    assert found["value"][["recall@1", "map@r"]].to_dict() == pytest.approx(expected)
+    assert (found.loc["recall@1", "low"] < expected["recall@1"]) and "nmi" not in found.index
+    assert cli.main(["evaluate", *map(str, given)]) == 2
+    assert "need labels of the same names" in capsys.readouterr().err
+    np.save(files / "r.npy", labels[::2, None] == labels[1::2])
+    said = told([*given, "--relevance", files / "r.npy", "--metrics", "recall@1", "--csv", table], capsys)
+    assert pd.read_csv(table)["value"][0] == pytest.approx(expected["recall@1"]) and "without classes" in said
+    np.save(files / "several.npy", np.eye(24)[labels])  # a column a class
+    told([files / "f.npy", "--relevance", files / "several.npy", "--metrics", "map@r", "--csv", table], capsys)
+    assert pd.read_csv(table)["value"][0] == pytest.approx(evaluate(f, labels, ["map@r"])["map@r"])
+
+
+def test_a_hierarchy_has_a_table_a_level_and_no_intervals_are_faster(files, capsys):
+    y = np.load(files / "y.npy")
+    half = np.where(np.char.str_len(y) > 7, "two digits", "one")
+    np.save(files / "y.npy", np.stack([half, y], 1))
+    words = [files / "f.npy", files / "y.npy", "--no-intervals", "--csv", files / "out.csv", "--metrics", "recall@1"]
+    assert "no intervals, not asked" in told(words, capsys)
+    table = pd.read_csv(files / "out.csv").set_index("level")["value"]
+    assert [*table.index] == [1, 2] and table[1] > table[2]
+
+
+def test_a_long_evaluation_says_that_it_is_one(files, capsys):
+    np.save(files / "f.npy", np.random.default_rng(0).normal(size=(21_000, 4)).astype(np.float32))
+    np.save(files / "y.npy", np.arange(21_000) // 4)
+    words = [files / "f.npy", files / "y.npy", "--metrics", "norm_mean"]
+    assert re.match(r"this takes about \d+ s; --no-intervals is faster\n", told(words, capsys))
+    assert re.match(r"this takes about \d+ s\n", told([*words, "--no-intervals"], capsys))
+
+
+def test_the_time_ahead_grows_with_the_square_of_the_set(monkeypatch):
+    """By a clock on which a part of the classes takes half a second."""
+    ticks, parts = itertools.count(0, 0.5), []
+    measured = embeddings.class_intervals
+    monkeypatch.setattr(embeddings, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(embeddings, "class_intervals", lambda f, *more: parts.append(len(f)) or measured(f, *more))
+    f, y = np.random.default_rng(0).normal(size=(800, 4)).astype(np.float32), np.arange(800) // 4
+    assert embeddings.seconds_ahead(f, y, ["recall@1"], rounds=11, some=200) == 11 * 0.5 * 16
+    assert embeddings.seconds_ahead(f[:80], y[:80], ["recall@1"], f, y, rounds=1, some=200) == 0.5 * 4 * (80 / parts[1])
+    assert parts[0] == 200 and parts[1] % 4 == 0
+
+
+def test_the_luck_of_a_start_is_not_counted_nine_times():
+    """Scores that are nothing but luck: 3.2 times too wide, if half of the surplus were not taken off."""
+    rng = np.random.default_rng(0)
+
+    def scores(keep):
+        starts = rng.normal(size=3)
+        return {"nmi": starts.mean(), "nmi_std": starts.std(ddof=1)}
+
+    found = [_group_jackknife(scores, 20, rng, 3)["nmi"] for _ in range(400)]
+    width = np.mean([high - low for _, low, high in found]) / (2 * 1.96 / 3**0.5)
+    assert 2.0 < width < 2.6
