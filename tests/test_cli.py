@@ -16,8 +16,8 @@ from dmlstudy import cli
 from dmlstudy.core.paths import asset
 from dmlstudy.study import records
 from dmlstudy.study.config import PROFILES
+from dmlstudy.study.methods import METHODS
 from dmlstudy.study.plan import jobs_of
-from dmlstudy.train.objective import METHODS
 
 
 @pytest.fixture

@@ -135,8 +135,8 @@ def test_stems():
 @each("name, path", DRAWING)
 def test_paper_notebooks_read_records_only(name, path):
     text = source(path)
-    for room in ("train", "losses", "models", "miners", "batch"):
-        on_the_spot = (("sec_theory", "losses"),)
+    for room in ("train", "losses", "models", "miners"):
+        on_the_spot = (("sec_theory", "losses"), ("sec_theory", "train"))
         assert f"dmlstudy.{room}" not in text or (path.stem, room) in on_the_spot
     assert "import torch" not in text or path.stem in ("sec_theory", "roth_toys")  # trained on the spot
 
