@@ -13,7 +13,8 @@ from PIL import Image
 from tiers import short_photos
 
 from dmlstudy import cli
-from dmlstudy.custom.export import find, load
+from dmlstudy.custom.export import Kept, _write_gallery, find, load
+from dmlstudy.data.images import Files
 from dmlstudy.study.config import PROFILES
 
 ROWS = ("frozen features", "frozen features, whitened", "frozen features, LDA", "Softmax")
@@ -35,6 +36,20 @@ def ranked(tmp_path_factory):
         patch.setenv("DMLSTUDY_CACHE", str(place / "cache"))
         patch.setitem(PROFILES, "photos", short_photos(steps=20, rates=2))
         yield place, ["run", "--datasets", f"folder:{place / 'photos'}", "--seeds", "0", "--jobs", "1"]
+
+
+def test_a_gallery_has_length_1_and_a_picture_does_not_find_itself(tmp_path):
+    """By a network that was never trained; embeddings of length 3 are given."""
+    rng, names = np.random.default_rng(0), [f"{i}.png" for i in range(6)]
+    for name in names:
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(tmp_path / name)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4)).requires_grad_(False)
+    pixels = lambda picture, rng: torch.from_numpy(np.array(picture)).float().div(255)
+    kept = Kept(tmp_path, {"dim": 4, "normalize": True, "images": str(tmp_path)}, network, pixels)
+    f = kept.embed([tmp_path / name for name in names])
+    _write_gallery(tmp_path, 3 * f, ["a"] * 6, Files(tmp_path, names), True)
+    np.testing.assert_allclose(np.load(tmp_path / "embeddings.npy"), f, atol=1e-6)
+    assert {*find(kept, [tmp_path / "0.png"], 5)["image"]} == {*names[1:]}
 
 
 @pytest.mark.slow
