@@ -113,9 +113,8 @@ def _print_changes(found: dict, n: int) -> None:  # as from `take_fresh`
         print(f"  {run}")
         print(*(f"    {name}: differs by up to {value:.3g}" for name, value in values.items()), sep="\n")
     if other:
-        print(
-            f"{other} of them on another processor than before: what was recorded stays; --replace takes the new ones"
-        )
+        stays = "what was recorded stays; --replace takes the new ones"
+        print(f"{other} of them on another processor than before: {stays}")
 
 # %% ../nbs/99_cli.ipynb #9b411e96
 def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = (), extend: str | None = None) -> list:
@@ -457,9 +456,7 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
     if args.csv:
         with open(args.csv, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([[*rows[0]], *(row.values() for row in rows)])
-    why = (
-        "they need 20 classes" if labels and not args.no_intervals else "without classes" if not labels else "not asked"
-    )
+    why = "without classes" if not labels else "not asked" if args.no_intervals else "they need 20 classes"
     said = f"no intervals, {why}" if all(row["low"] != row["low"] for row in rows) else "95 % intervals over classes"
     print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; {said}")
     shown = [[*rows[0]], *([f"{v:.4f}" if isinstance(v, float) else v for v in row.values()] for row in rows)]

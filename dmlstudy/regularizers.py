@@ -117,9 +117,8 @@ class SEC(Regularizer):
         "Warn, at the first batch only, since a GPU has to be waited for, if the embeddings are on the unit sphere"
         self.looked = True
         if len(norms) and float((norms.detach() - 1).abs().max()) < 1e-3:
-            warnings.warn(
-                "all embeddings have norm 1, so SEC has nothing to do: give it the network's raw output", stacklevel=7
-            )
+            said = "all embeddings have norm 1, so SEC has nothing to do: give it the network's raw output"
+            warnings.warn(said, stacklevel=7)
 
     def term(self, norms: Tensor) -> Tensor:
         "Mean of (n - mu)², mu detached"

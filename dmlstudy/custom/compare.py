@@ -76,9 +76,9 @@ def effect_text(
     d, low, high = (row.get(column(metric, f"{label}{end}"), np.nan) for end in ("", " low", " high"))
     if np.isnan(d):
         return ""
-    return (
-        f"{d:+.1f} [{low:+.1f}, {high:+.1f}]: {WORDS[verdict(low, high, delta)]}" if np.isfinite(low) else f"{d:+.1f}"
-    )
+    if not np.isfinite(low):
+        return f"{d:+.1f}"
+    return f"{d:+.1f} [{low:+.1f}, {high:+.1f}]: {WORDS[verdict(low, high, delta)]}"
 
 
 def shown(
@@ -172,9 +172,8 @@ def standing(
             row = {"dataset": dataset, "method": m, "yours": m in methods, "baseline": m in named}
             row |= {column(metric, "may be best"): m in tied for metric, tied in best.items()}
             row |= {"seeds": len(own), "start kept": int((own["step"] == 0).sum())}
-            labels = {
-                f"difference to {b}" if i else "difference": v for i, (b, v) in enumerate(named.items()) if b != m
-            }
+            others_of = [(f"difference to {b}" if i else "difference", b) for i, b in enumerate(named)]
+            labels = {label: named[b] for label, b in others_of if b != m}
             row |= effects(own, labels, t_interval, change)
             if "difference" in labels:
                 d = (own["recall@1"] - labels["difference"]["recall@1"]).dropna()
@@ -306,13 +305,11 @@ def write_comparison_of(
     trials = PROFILES[profile].search and not folder
     searched = "from the study's number of trials" if trials else "that of the protocol, not searched"
     boxed = (PROFILES[profile].search or {}).get("trials")
-    notes = f"Profile {profile}; " + (
-        f"{boxed} trials for each method, one search: " if boxed else f"rate {searched}, "
-    )
-    notes += "intervals are given this search. " if trials else "without the noise of a search. "
+    rates = f"{boxed} trials for each method, one search: " if boxed else f"rate {searched}, "
+    noise = "intervals are given this search. " if trials else "without the noise of a search. "
     paired = f"replicate; their intervals hold at looks after 5, 10 and {CAP} of them."
     paired = paired if PROFILES[profile].redraws else "seed, with intervals of 95 % over seeds."
-    notes += f"Differences are paired by {paired}"
+    notes = f"Profile {profile}; {rates}{noise}Differences are paired by {paired}"
     notes += f" Better: by more than {SIZE:g} points; size uncertain: above 0; as good: within {SIZE:g} points."
     file = write_table(stem, table, shown(table, SIZE), " ".join(verdicts(table)), notes, "custom")
     figure = draw(table)

@@ -205,9 +205,8 @@ class Data:
         "Split the training classes into two parts that share no class"
         n = len(self.train.class_names)
         if not (0 <= fold < folds <= n):
-            raise ValueError(
-                f"fold must lie in 0 to {folds - 1}, and {folds} folds need as many classes; got {fold} of {n}"
-            )
+            said = f"fold must lie in 0 to {folds - 1}, and {folds} folds need as many classes"
+            raise ValueError(f"{said}; got {fold} of {n}")
         low, high = n - (fold + 1) * n // folds, n - fold * n // folds
         out = torch.zeros(n, dtype=torch.bool)
         out[low:high] = True

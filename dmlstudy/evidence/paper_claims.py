@@ -206,19 +206,14 @@ def span(
 
 # %% ../../nbs/88_evidence.paper_claims.ipynb #5c9fa312
 def peak(
-    runs: pd.DataFrame,
-    methods: Sequence[str],
-    field: str,
-    experiments: Sequence[str],
-    metric: str = "recall@1",
-    zero: str | None = None,
+    runs: pd.DataFrame, methods: Sequence[str], field: str, experiments: Sequence[str], zero: str | None = None
 ) -> Effect | None:  # None at one seed
     "Best level between the ends minus the better end, chosen on the other seeds; main runs of `zero` are level 0"
     plain = runs[(runs["method"] == zero) & runs["main"]]
     plain = plain.assign(**{field: 0.0, "experiments": [experiments] * len(plain)})
     runs = pd.concat([runs, *(plain.assign(method=method) for method in methods if len(plain))])
     ahead = lambda others, own: own[others.iloc[1:-1].idxmax()] - own[others.iloc[[0, -1]].idxmax()]
-    return _mean_effect(_held_out(table, ahead) for table in _sweeps(runs, methods, field, metric, experiments))
+    return _mean_effect(_held_out(table, ahead) for table in _sweeps(runs, methods, field, "recall@1", experiments))
 
 # %% ../../nbs/88_evidence.paper_claims.ipynb #fc546082
 def _wide(runs: pd.DataFrame, methods: Sequence[str], metric: str) -> pd.DataFrame:

@@ -86,9 +86,8 @@ def judge(
         return found.scatter_(1, some[:, None], False) if own else found  # an image does not find itself
 
     blocks = torch.arange(n, device=device).split(step)
-    hits = lambda rows, index: torch.cat(
-        [row(r).gather(1, i) for r, i in zip(rows.split(step), index.split(step), strict=True)]
-    )
+    both = lambda rows, index: zip(rows.split(step), index.split(step), strict=True)
+    hits = lambda rows, index: torch.cat([row(r).gather(1, i) for r, i in both(rows, index)])
     return torch.cat([row(some).sum(1) for some in blocks]), hits
 
 # %% ../../nbs/31_metrics.retrieval.ipynb #5358f60c

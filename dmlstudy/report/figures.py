@@ -97,9 +97,8 @@ def spectra(
 ) -> np.ndarray:  # (seeds, D), what is drawn; draws of other classes differ in D: the smallest
     "The mean spectrum of a method over seeds with its range, or its ratio to that of another"
     chosen = lambda record: selection or next(rule for rule in SELECTIONS if selected(record, rule))
-    by_seed = lambda name: {
-        r["run"]["seed"]: spectrum_of(r, chosen(r), part) for r in records if r["run"]["method"] == name
-    }
+    of = lambda name: (r for r in records if r["run"]["method"] == name)
+    by_seed = lambda name: {r["run"]["seed"]: spectrum_of(r, chosen(r), part) for r in of(name)}
     own, other = by_seed(method), by_seed(base)
     seeds = [s for s in own if own[s] is not None and (base is None or other.get(s) is not None)]
     found = np.array([*zip(*(own[s] if base is None else own[s] / other[s] for s in seeds), strict=False)]).T

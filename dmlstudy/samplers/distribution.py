@@ -66,9 +66,8 @@ def distance_histograms(
     width = ((high - low) / bins).clamp(min=1e-12)
     place = d.sub_(low).div_(width).clamp_(0, bins - 1).to(torch.uint8).fill_diagonal_(0)
     whole = torch.bincount(place.flatten(), minlength=bins)
-    own = (
-        place.take(len(x) * at[:, :, None] + at[:, None]) + bins * torch.arange(len(at), device=x.device)[:, None, None]
-    )
+    each = bins * torch.arange(len(at), device=x.device)[:, None, None]
+    own = place.take(len(x) * at[:, :, None] + at[:, None]) + each
     own = torch.bincount(own.flatten(), minlength=bins * len(at)).view(-1, bins)
     whole[0] -= len(x)  # the diagonals are not pairs
     own[:, 0] -= at.shape[1]

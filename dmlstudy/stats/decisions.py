@@ -61,11 +61,8 @@ def every_interval(
     level: float = 0.95,
 ) -> tuple[float, float]:
     "Bounds of the smallest of several effects, for a claim about every one"
-    lows, highs = (
-        [interval(v, level)[0] for v in effects],
-        [interval(v, 1 - (1 - level) / len(effects))[1] for v in effects],
-    )
-    return float(min(lows)), float(min(highs))
+    corrected = 1 - (1 - level) / len(effects)
+    return float(min(interval(v, level)[0] for v in effects)), float(min(interval(v, corrected)[1] for v in effects))
 
 # %% ../../nbs/82_stats.decisions.ipynb #3323a1a9
 def over_sets(

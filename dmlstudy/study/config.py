@@ -40,9 +40,7 @@ class Profile:
     experiments: Mapping[str, Mapping] = field(default_factory=dict)  # name -> seeds, datasets, fields that differ
     like: str | None = None  # the profile it was derived from
     beside: str | None = None  # a profile whose records stand beside its own in tables and figures
-    replicates: tuple[int, ...] = (
-        0,
-    )  # draws of training classes, folds and seed (`Run.replicate`); 0: the seeds above
+    replicates: tuple[int, ...] = (0,)  # draws of classes, folds and seed (`Run.replicate`); 0: the seeds above
 
     @property
     def redraws(self) -> bool:

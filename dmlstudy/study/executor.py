@@ -520,9 +520,7 @@ def differences(before: Mapping, after: Mapping) -> dict[str, float]:
 def take_fresh(
     runs: Iterable[Run],
     replace: bool = False,  # also what another kind of processor made before
-) -> (
-    dict
-):  # changed: run -> its `differences`, where there are some; other: runs of another processor, left as they are
+) -> dict:  # changed: run -> its `differences`, if there are some; other: runs of another processor, left as they are
     "Let the runs of a fresh batch take the place of those recorded before"
     runs, changed, other = [*dict.fromkeys(runs)], {}, 0
     before, _ = _look(runs)

@@ -275,10 +275,6 @@ def _keep_aside(file: Path, lines: Sequence[bytes]) -> str:  # its name
     text = b"".join(line + b"\n" for line in lines)
     return write_atomically(file.with_name(f"{file.name}.aside-{zlib.crc32(text):08x}"), text).name
 
-
-def _same(a: Mapping, b: Mapping) -> bool:  # but for what made them
-    return {**a, "made": 0} == {**b, "made": 0}
-
 # %% ../../nbs/62_study.records.ipynb #6b44725e
 def merge_records(
     file: Path,  # as from `batch_file`
@@ -293,7 +289,7 @@ def merge_records(
         kept, aside, known = {}, [], _known(file) if file.is_file() else {}
         for key, (number, line) in known.items():
             record, other = _record(file, number, line), new.get(key)
-            if other and not _same(record, other):
+            if other and {**record, "made": 0} != {**other, "made": 0}:
                 aside.append(line)
             else:
                 new.pop(key, None)

@@ -34,10 +34,6 @@ from ..study.selection import SELECTIONS, places
 from .network import decay_rates, embed_split, matmul_precision
 from .state import State, material, resolve, resume, save_checkpoint
 
-# %% ../../nbs/74_train.ipynb #7fc9b2d7
-def _four_digits(values: Tensor) -> list[float]:
-    return [float(f"{v:.4g}") for v in values.tolist()]
-
 # %% ../../nbs/74_train.ipynb #80e71bb8
 def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a list of values
     "All metrics on all splits"
@@ -60,7 +56,8 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
             tasks = {**tasks, "linear": (*known, *features(part))}
         of = f[part], feed.labels[part], names
         out[curve], each = evaluate(*of, **gallery, tasks=tasks, per_query=True, **options)
-        out[curve] |= {name: _four_digits(v) for name, v in out[curve].items() if isinstance(v, Tensor)}
+        several = {name: v.tolist() for name, v in out[curve].items() if isinstance(v, Tensor)}
+        out[curve] |= {name: [float(f"{v:.4g}") for v in values] for name, values in several.items()}
         nearest = each["nearest"] if curve == "test" else nearest
         if curve in ("test", "visits"):
             out[curve]["hits"] = feed.labels[part].bincount(each["recall@1"].nan_to_num()).long().tolist()
@@ -355,10 +352,9 @@ def _pruned(state: State) -> dict[str, dict]:
 def git_commit() -> str | None:  # with a + for uncommitted changes; None outside of a checkout
     "The commit of the project that runs"
     try:
-        call = lambda *words: subprocess.run(
-            ["git", "-C", str(root()), *words], capture_output=True, text=True, check=True
-        )
-        return call("rev-parse", "HEAD").stdout.strip() + ("+" if call("status", "--porcelain", "-uno").stdout else "")
+        how = dict(cwd=root(), capture_output=True, text=True, check=True)
+        call = lambda *words: subprocess.run(["git", *words], **how).stdout.strip()
+        return call("rev-parse", "HEAD") + ("+" if call("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
