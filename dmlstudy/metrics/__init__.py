@@ -93,7 +93,7 @@ def query_values(
         relevant, hits = judge(relevance, len(query), len(gallery), own, query.device, budget)
     lonely = relevant == 0
     if lonely.any():
-        what = "count as misses" if singletons == "miss" else "are left out"
+        what = "are left out" if singletons == "skip" or lonely.all() else "count as misses"
         other = "no other image of their class" if relevance is None else "nothing to find"
         count = f"{int(lonely.sum())} of {len(y)} queries have {other}"
         warnings.warn(f"{count}: they {what}", stacklevel=3)
@@ -107,7 +107,7 @@ def query_values(
     for rows, index in ((r, i) for part in found for r, i in zip(*(x.split(step) for x in part), strict=True)):
         r = Retrieval(hits(rows, index), relevant[rows], own)
         first[rows] = index[:, 0] if index.shape[1] else -1
-        equal = equal if own else equal + (gallery[index[:, 0]] == query[rows]).all(1).sum()
+        equal = equal if own else equal + torch.isclose(gallery[index[:, 0]], query[rows], 1e-3, 1e-4).all(1).sum()
         for name, (kind, k) in wanted.items():
             values[name][rows] = RETRIEVAL[kind](r, k) if kind.endswith("@k") else RETRIEVAL[kind](r)
     if equal:

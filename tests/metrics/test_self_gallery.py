@@ -58,8 +58,10 @@ def test_other_ways_to_ask_leave_the_query_out_too():
         (F, 4 * F, LABELS, 60),  # equal on the unit sphere
         (F, torch.cat([F[:7], F[7:] + 1]), LABELS, 7),
         (F, F, LABELS + 1, 60),  # one tensor whose labels differ
+        (F, F.half(), LABELS, 60),
+        (F, F + 1e-6 * F.flip(1), LABELS, 60),  # as a second pass through a network gives them
     ],
-    ids=["copy", "part", "longer", "some", "other labels"],
+    ids=["copy", "part", "longer", "some", "other labels", "sixteen bits", "second pass"],
 )
 def test_equal_rows_of_a_gallery_are_warned_of(f, gallery, labels, count):
     said = rf"^{count} of {len(f)} queries equal a row of the gallery: leave out"
@@ -71,6 +73,16 @@ def test_equal_rows_of_a_gallery_are_warned_of(f, gallery, labels, count):
 def test_a_gallery_of_other_images_is_not_warned_of():
     evaluate(F, LABELS, NAMES, F + 0.01, LABELS)
     evaluate(F, LABELS, NAMES)
+
+
+@pytest.mark.parametrize("singletons", ["miss", "skip"])
+def test_queries_without_an_answer_are_said_to_count_as_they_do(singletons):
+    """All of them, and the value is NaN; one of them, and it counts as a miss if that is asked for."""
+    one, counts = LABELS.clone(), {"miss": "count as misses", "skip": "are left out"}[singletons]
+    one[0] = 99
+    for labels, said in ((torch.arange(60), "60 of 60.*: they are left out"), (one, f"1 of 60.*: they {counts}")):
+        with pytest.warns(UserWarning, match=said):
+            evaluate(F, labels, NAMES, singletons=singletons)
 
 
 @pytest.mark.filterwarnings("ignore:.*queries have")
