@@ -32,5 +32,5 @@ for name, data in found["outputs"].items():
     (ROOT / name).parent.mkdir(exist_ok=True)
     (ROOT / name).write_bytes(data)
 # links start one folder down
-body = re.sub(r"\]\((?=tutorials/|experiments/|[0-9]{2}_)", "](nbs/", body.replace("](../", "]("))
+body = re.sub(r"\]\((?=tutorials[/)]|experiments/|[0-9]{2}_)", "](nbs/", body.replace("](../", "]("))
 (ROOT / "README.md").write_text(re.sub(r"\n{3,}", "\n\n", NOTE + body.strip() + "\n"), encoding="utf-8")
