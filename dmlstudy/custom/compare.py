@@ -17,7 +17,7 @@ from ..core.checks import lookup
 from ..core.paths import outputs
 from ..core.text import SHOWN, is_folder
 from ..report.files import write_figure, write_table
-from ..stats.decisions import VERDICTS, verdict
+from ..stats.decisions import COMPARED, verdict
 from ..stats.intervals import seeds_needed, t_interval
 from ..stats.sequential import look_interval
 from ..study.config import PROFILES, keep_choice, methods_of, run_of
@@ -30,7 +30,7 @@ from ..study.selection import selected
 
 # %% ../../nbs/93_custom.compare.ipynb #engine01
 METRICS = {"recall@1": "recall@1", "map@r": "MAP@R", f"precision@{SHOWN}": f"precision@{SHOWN}"}  # as they are written
-WORDS = dict(zip(VERDICTS, ("better", "as good", "better (size uncertain)", "worse", "inconclusive"), strict=True))
+WORDS = COMPARED
 
 
 def column(metric: str, name: str) -> str:

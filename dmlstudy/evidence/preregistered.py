@@ -20,7 +20,7 @@ from ..core.checks import lookup
 from ..core.paths import asset
 from ..report.files import view_link
 from ..report.tables import published, row_order, study_records
-from ..stats.decisions import against_print, e_bh, every_interval, over_sets, printed_interval, verdict
+from ..stats.decisions import SHOWN, against_print, e_bh, every_interval, over_sets, printed_interval, verdict
 from ..stats.intervals import correlation, crossed_interval
 from ..stats.sequential import LOOKS, e_value, look_interval, skewness
 from ..study.config import PROFILES, setting_of
@@ -288,23 +288,22 @@ def _bounds(table: pd.DataFrame, low: str, high: str) -> pd.Series:
 def shown_verdicts(
     table: pd.DataFrame,  # as from `judged`
 ) -> pd.DataFrame:
-    "Verdicts as they are read, with both intervals and the print"
+    "Return verdicts as tables show them, with both intervals and the reported effect"
     printed = table["printed"].map("{:+.2f}".format).where(table["printed"].notna(), "")
-    own = table["control"].map(lambda c: f"; the paper's own runs: {c}" if c else "")
+    own = table["control"].map(lambda c: f"; the paper's own runs: {SHOWN[c]}" if c else "")
     told = table["statement"].mask(table["statement"].duplicated(), "")  # once, over all that it is said of
     return table[["id", "statement", "of", "rule"]].assign(
         statement=told,
         of=table["of"] + table["failed"].map(lambda why: " ‡" if why else ""),
         **{"effect, these characters": table["effect"].map("{:+.2f} ".format) + _bounds(table, "low", "high")},
         **{"new characters": _bounds(table, "new_low", "new_high")},
-        verdict=table["verdict"] + table["marked"].map({True: "*", False: ""}),
-        print=printed + table["beside"].map(lambda b: f" ({b})" if b else "") + own,
+        verdict=table["verdict"].map(SHOWN) + table["marked"].map({True: "*", False: ""}),
+        reported=printed + table["beside"].map(lambda b: f" ({b.replace('printed', 'reported')})" if b else "") + own,
     )
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #12e05eaf
 ONE_SEARCH = "Tuned effects are given one search, whose noise is in no interval ([errata](../errata.md)). ‡: holds a "
-ONE_SEARCH += "choice at "
-ONE_SEARCH += "an edge of its box, or with a surface that explains less than 30 %."
+ONE_SEARCH += "choice at an edge of its box, or with a surface that explains less than 30 %."
 
 
 def with_evidence(
@@ -323,9 +322,8 @@ def changed_by_new_classes(
     new = [verdict(r.new_low, r.new_high, r.delta) for r in asked.itertuples()]
     other = asked.assign(new=new)[asked["verdict"] != new]
     pairs = other.groupby(["verdict", "new"], sort=False)
-    told = [f"{', '.join(rows['id'] + ' ' + rows['of'])} ({new} for {old})" for (old, new), rows in pairs]
-    told = f": {'; '.join(told)}" if told else ""
-    return f"For new characters {len(other)} of {len(asked)} verdicts would be others{told}."
+    out = [f"{', '.join(rows['id'] + ' ' + rows['of'])} ({SHOWN[new]} for {SHOWN[old]})" for (old, new), rows in pairs]
+    return f"For new characters {len(other)} of {len(asked)} verdicts would be others{': ' * any(out)}{'; '.join(out)}."
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #134b4f67
 def over_losses(
@@ -338,9 +336,9 @@ def over_losses(
         own = table[(table["id"] == mean.id) & ~table["of"].isin(["mean", "every"])]
         kind = own["verdict"].where(own["verdict"].isin(["above delta", "reversed"]), "between")
         told = own["of"] + own["effect"].map(" {:+.2f}".format)
-        told = {name: ", ".join(told[kind == name]) for name in ("above delta", "between", "reversed")}
+        told = {SHOWN.get(name, name): ", ".join(told[kind == name]) for name in ("above delta", "between", "reversed")}
         rows.append({"id": mean.id, "statement": mean.statement, "mean": f"{mean.effect:+.2f}", **told})
-    shown = pd.DataFrame(rows, columns=["id", "statement", "mean", "above delta", "between", "reversed"])
+    shown = pd.DataFrame(rows, columns=["id", "statement", "mean", "larger than δ", "between", "decrease"])
     kinds = {
         "these losses": ("low", "high"),
         "losses": ("over_low", "over_high"),

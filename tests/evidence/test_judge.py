@@ -177,7 +177,7 @@ def test_new_classes_are_judged_at_the_level_of_the_look():
     assert np.isnan(judge(questions(over=["each"], metric="map@r")[0], other, 10, (hits, None))["new_low"])
     wide = pd.DataFrame({"id": ["G", "H"], "of": ["A", "B"], "verdict": ["above delta", "open"], "delta": 0.5})
     wide = wide.assign(new_low=[0.2, -1.0], new_high=[3.0, 1.0])
-    said = "For new characters 1 of 2 verdicts would be others: G A (positive, size open for above delta)."
+    said = "For new characters 1 of 2 verdicts would be others: G A (increase (size uncertain) for larger than δ)."
     assert changed_by_new_classes(wide) == said
 
 
