@@ -20,7 +20,7 @@ from ..core.checks import lookup
 from ..core.paths import asset
 from ..report.files import view_link
 from ..report.tables import published, row_order, study_records
-from ..stats.decisions import SHOWN, against_print, e_bh, every_interval, over_sets, printed_interval, verdict
+from ..stats.decisions import WORDS, against_print, e_bh, every_interval, over_sets, printed_interval, verdict
 from ..stats.intervals import correlation, crossed_interval
 from ..stats.sequential import LOOKS, e_value, look_interval, skewness
 from ..study.config import PROFILES, setting_of
@@ -290,14 +290,14 @@ def shown_verdicts(
 ) -> pd.DataFrame:
     "Return verdicts as tables show them, with both intervals and the reported effect"
     printed = table["printed"].map("{:+.2f}".format).where(table["printed"].notna(), "")
-    own = table["control"].map(lambda c: f"; the paper's own runs: {SHOWN[c]}" if c else "")
+    own = table["control"].map(lambda c: f"; the paper's own runs: {WORDS[c]}" if c else "")
     told = table["statement"].mask(table["statement"].duplicated(), "")  # once, over all that it is said of
     return table[["id", "statement", "of", "rule"]].assign(
         statement=told,
         of=table["of"] + table["failed"].map(lambda why: " ‡" if why else ""),
         **{"effect, these characters": table["effect"].map("{:+.2f} ".format) + _bounds(table, "low", "high")},
         **{"new characters": _bounds(table, "new_low", "new_high")},
-        verdict=table["verdict"].map(SHOWN) + table["marked"].map({True: "*", False: ""}),
+        verdict=table["verdict"].map(WORDS) + table["marked"].map({True: "*", False: ""}),
         reported=printed + table["beside"].map(lambda b: f" ({b.replace('printed', 'reported')})" if b else "") + own,
     )
 
@@ -322,7 +322,7 @@ def changed_by_new_classes(
     new = [verdict(r.new_low, r.new_high, r.delta) for r in asked.itertuples()]
     other = asked.assign(new=new)[asked["verdict"] != new]
     pairs = other.groupby(["verdict", "new"], sort=False)
-    out = [f"{', '.join(rows['id'] + ' ' + rows['of'])} ({SHOWN[new]} for {SHOWN[old]})" for (old, new), rows in pairs]
+    out = [f"{', '.join(rows['id'] + ' ' + rows['of'])} ({WORDS[new]} for {WORDS[old]})" for (old, new), rows in pairs]
     return f"For new characters {len(other)} of {len(asked)} verdicts would be others{': ' * any(out)}{'; '.join(out)}."
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #134b4f67
@@ -336,7 +336,7 @@ def over_losses(
         own = table[(table["id"] == mean.id) & ~table["of"].isin(["mean", "every"])]
         kind = own["verdict"].where(own["verdict"].isin(["above delta", "reversed"]), "between")
         told = own["of"] + own["effect"].map(" {:+.2f}".format)
-        told = {SHOWN.get(name, name): ", ".join(told[kind == name]) for name in ("above delta", "between", "reversed")}
+        told = {WORDS.get(name, name): ", ".join(told[kind == name]) for name in ("above delta", "between", "reversed")}
         rows.append({"id": mean.id, "statement": mean.statement, "mean": f"{mean.effect:+.2f}", **told})
     shown = pd.DataFrame(rows, columns=["id", "statement", "mean", "larger than δ", "between", "decrease"])
     kinds = {

@@ -59,7 +59,7 @@ def test_the_best_row_may_be_best_and_the_worst_may_not(table):
 def test_the_sentence_has_the_word_and_the_numbers_of_the_interval(table):
     row = table.loc["Triplet (D)"]
     told = comparison.verdicts(table.reset_index())
-    word = comparison.WORDS[verdict(row["difference low"], row["difference high"], comparison.SIZE)]
+    word = comparison.COMPARED[verdict(row["difference low"], row["difference high"], comparison.SIZE)]
     numbers = f"recall@1 {row['difference']:+.1f} [{row['difference low']:+.1f}, {row['difference high']:+.1f}]"
     assert len(told) == 2 and f"{numbers}: {word}; MAP@R " in told[0]
 

@@ -125,7 +125,7 @@ def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     half = stats.t.isf(0.0047 / 2, 4) * (a - b).std(ddof=1) / 5**0.5
     assert row["difference high"] - row["difference"] == pytest.approx(half, rel=0.01)
     (told,) = comparison.verdicts(table)
-    word = comparison.WORDS[verdict(row["difference low"], row["difference high"], 0.5)]
+    word = comparison.COMPARED[verdict(row["difference low"], row["difference high"], 0.5)]
     assert "against Softmax, in points: recall@1 " in told and f"]: {word}; MAP@R" in told and "replicates: 5" in told
 
 
