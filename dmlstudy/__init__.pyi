@@ -9,8 +9,8 @@ from torch import Tensor
 from .losses.base import Loss
 from .miners import Miner
 from .regularizers import Regularizer
-from .samplers.embedded import MemoryBank
-from .samplers.label import LabelSampler
+from .samplers.coreset import MemoryBank
+from .samplers.by_class import LabelSampler
 from .losses.wrappers import with_memory as with_memory
 from .losses.wrappers import matryoshka as matryoshka
 from .losses.wrappers import s2sd as s2sd

@@ -26,8 +26,8 @@ from torch import Tensor
 from .losses.base import Loss
 from .miners import Miner
 from .regularizers import Regularizer
-from .samplers.embedded import MemoryBank
-from .samplers.label import LabelSampler
+from .samplers.coreset import MemoryBank
+from .samplers.by_class import LabelSampler
 '''
 MADE = {  # function -> registry, what it returns, what every one of the registry takes
     "make_loss": (LOSSES, "Loss", ""),
