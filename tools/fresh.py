@@ -46,8 +46,9 @@ def digest(content: bytes | Path) -> str:
 
 
 def together(files: Iterable[Path]) -> str:
-    """Digest of several files, by their names and contents."""
-    return digest("\n".join(f"{file.name} {digest(file)}" for file in sorted(files)).encode())
+    """Digest of several files, by their names and contents; a lock that a batch leaves is none of them."""
+    shown = sorted(file for file in files if not file.name.startswith("."))
+    return digest("\n".join(f"{file.name} {digest(file)}" for file in shown).encode())
 
 
 @cache
