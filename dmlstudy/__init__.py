@@ -77,7 +77,7 @@ __doc__ = """Deep metric learning: losses, miners, samplers, regularizers and me
 """ + "\n".join(f"{name:16s}  {line}" for name, (_, _, line) in _NAMES.items())
 
 # %% ../nbs/05_names.ipynb #0b1d0002
-_MOVED = {  # module of version 0.2.0 -> the modules that have its names now
+_MOVED = {  # old module -> the modules that have its names now
     **{"core": "core.checks core.paths core.random core.text study.run study.records", "methods": "study.methods"},
     **{"records": "study.records study.selection report.files", "rules": "study.selection", "searches": "study.search"},
     **{"study": "study.config study.search study.plan", "boxes": "study.search_space", "batch": "study.executor"},
@@ -99,7 +99,7 @@ _MOVED = {  # module of version 0.2.0 -> the modules that have its names now
 
 
 def _moved(old: str, name: str):
-    "Load a name of a module of version 0.2.0 from its new module, with a warning"
+    "Load a name of an old module from its new module, with a warning"
     for new in () if name.startswith("__") else _MOVED[old].split():
         if hasattr(module := import_module(f"dmlstudy.{new}"), name):
             warn(f"dmlstudy.{old} is gone: from dmlstudy.{new} import {name}", DeprecationWarning, stacklevel=2)
@@ -108,7 +108,7 @@ def _moved(old: str, name: str):
 
 # %% ../nbs/05_names.ipynb #0b1d0003
 class _Old(MetaPathFinder, Loader):
-    "Find modules of version 0.2.0; a package that has such a name now has the old names, too"
+    "Find old modules; a package that has such a name now has the old names, too"
 
     def find_spec(self, name, path=None, target=None):
         if not name.startswith("dmlstudy.") or name.removeprefix("dmlstudy.") not in _MOVED:

@@ -140,7 +140,7 @@ def page_of(path: Path, below: str = "") -> Path:
     if (kind := "experiments" if "experiments" in path.relative_to(ROOT).parts else path.parent.name) == "experiments":
         text = folded(text)
     head, _, rest = even(text).strip().partition("\n\n")
-    if kind == "nbs":  # such as losses.tuples: it is looked for by what is in it
+    if kind == "nbs":  # such as losses.triplet: it is looked for by what is in it
         head = re.sub(r"\n> (.+)", r" <small>\1</small>", head)
     write(target, weighted(f"{head}\n\n{below}\n\n{rest}", kind, path.stem))
     for name, data in found["outputs"].items():

@@ -1,7 +1,7 @@
 """Change the library in one small wrong way at a time, and see which changes the tests of its room do not find.
 
 python tools/mutate.py [--fast] [FILE ...]: all of tests/mutations.toml, or the changes of some files, such as
-losses/tuples.py. A change that no fast test finds is tried on the slow ones, unless --fast says not to. The test that
+losses/triplet.py. A change that no fast test finds is tried on the slow ones, unless --fast says not to. The test that
 found a change is tried first the next time. Runs at low priority; 186 changes take about a quarter of an hour alone.
 """
 

@@ -293,7 +293,7 @@ def verdict(
 
 
 def exists(
-    place: str,  # such as losses.tuples.TripletLoss, or study.PROFILES: lr, weight_decay
+    place: str,  # such as losses.triplet.TripletLoss, or study.PROFILES: lr, weight_decay
 ) -> bool:
     "Whether there is such a name in the library, and such fields of a run or a profile"
     place, _, fields = place.partition(": ")

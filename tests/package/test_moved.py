@@ -1,4 +1,4 @@
-"""What was imported by the module names of version 0.2.0 can still be imported, with a warning."""
+"""What was imported by the module names of earlier versions can still be imported, with a warning."""
 
 import importlib
 import json
