@@ -109,6 +109,16 @@ def test_no_two_notebooks_share_a_number():
     assert len({path.name[:2] for path in rooms}) == len(rooms) > 60
 
 
+@each("name, path", {p.stem: p for p in NOTEBOOKS if p.parent.name == "nbs"})
+def test_a_notebook_leaves_the_environment_as_it_was(name, path):
+    """One process runs several of them: what a notebook sets, it takes back, or the next one reads elsewhere."""
+    code = "\n".join("\n".join(cells) for cells in code_of(path))
+    set_here = {*re.findall(r'environ\["(\w+)"\] = ', code)}
+    assert set_here <= {
+        name for line in re.findall(r"del (os\.environ.*)", code) for name in re.findall(r'"(\w+)"', line)
+    }
+
+
 def test_the_layout_names_every_notebook():
     """Each module of the library stands in CONTRIBUTING.md beside its number."""
     table = re.findall(r"^\| (`\d\d`[^|]*) \| ([^|]+) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
