@@ -47,7 +47,7 @@ WEIGHT = {
     "losses": 1.5,
 }  # in the search
 
-PUBLISHED = ("explorer.html", "claims.md", "claims.csv", "errata.md")
+PUBLISHED = ("explorer.html", "report.html", "claims.md", "claims.csv", "errata.md")
 PUBLISHED += ("tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
