@@ -23,7 +23,7 @@ from ..core.paths import asset, write_atomically
 from ..evidence.paper_claims import read_ledger
 from ..evidence.preregistered import _effects, asked, with_named_settings
 from ..evidence.preregistered import read_ledger as later_ledger
-from .files import data_note
+from .files import _WORDS, data_note
 from .style import COLOURS, arm_of, family_of
 from .tables import _BEST, dataset_order, name_of, profiles_shown, study_records
 from ..study.config import PROFILES
@@ -65,26 +65,11 @@ def explored_runs(
     return records, runs.assign(setting=own, named=named, main=[s == "" for s in own], row=range(len(records)))
 
 # %% ../../nbs/91_report.explorer.ipynb #9a39c551
-_DRAWINGS = {  # profile -> title of its part of the study's own page
-    "omniglot_objectives": "Omniglot: objectives, tuned (20 trials)",
-    "omniglot_tuned": "Omniglot: ρ-regularisation and SEC, tuned (20 trials)",
-    "omniglot_confirm": "Omniglot: one learning rate for all",
-    "omniglot_redrawn": "Omniglot: a search for each replicate",
-    "omniglot_pooled": "Omniglot: SEC, ten searches together",
-    "omniglot_sec": "Omniglot: SEC by head and learning rate",
-    "omniglot_factors": "Omniglot: batches, decay, dimension, heads",
-    "omniglot": "Omniglot: one learning rate for all, exploring",
-    "omniglot_all": "Omniglot: all training characters",
-    "omniglot_axes": "Omniglot: fewer images, wrong labels, other sizes",
-    "omniglot_whole": "Omniglot: the whole network trained",
-}
-
-
 def explored_parts(
     profile: str,
 ) -> dict[str, tuple[list[dict], pd.DataFrame]]:  # profile -> as from `explored_runs`; rows counted on, and `part`
     "All runs of a page"
-    beside = [name for name in _DRAWINGS if profile == "glyphs" and batch_file(name).is_file()]
+    beside = [name for name in _WORDS["drawings"] if profile == "glyphs" and batch_file(name).is_file()]
     found, n = {}, 0
     for name in [*beside, profile]:
         records, runs = explored_runs(name, beside=name == profile)
@@ -108,15 +93,6 @@ def packed(data: Mapping) -> str:
     return base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
 
 # %% ../../nbs/91_report.explorer.ipynb #d86c27ca
-_TITLES = {"recall": "Recall at", "map@r": "MAP@R", "map_c": "mAP over classes", "map": "mAP at", "nmi": "NMI"}
-_TITLES |= {"f1": "F1", "ami": "AMI", "r_precision": "R-precision", "tar": "true accepts at"}
-_TITLES |= {"intra": "distance within classes"}
-_TITLES |= {"inter": "distance between classes", "ratio": "distance within over between classes"}
-_TITLES |= {"rho": "spectral decay", "norm_mean": "mean norm", "norm_var": "variance of norms"}
-_TITLES |= {"norm_cv": "spread of norms", "step": "step that is read"}
-_TITLES |= {"same_visit": "neighbours of the same visit", "coarse_recall": "Recall of coarse classes at"}
-_TITLES |= {"within_recall": "Recall within an alphabet at", "one_shot_error": "error of the official one-shot task"}
-_PARTS = {"train": "training classes", "validation": "validation classes", "visits": "across visits"}
 _SHARES = (*_BEST, "coarse_recall", "within_recall", "same_visit", "one_shot_error")
 _SHARES += ("linear_accuracy", "pair_accuracy", "tar@")
 
@@ -127,8 +103,9 @@ def metric_words(
     "A metric as a reader knows it"
     part, _, name = metric.rpartition("/")
     stem, _, k = name.partition("@")
-    title = _TITLES.get(name) or f"{_TITLES.get(stem, stem.replace('_', ' '))} {k}".strip()
-    title = title[0].upper() + title[1:] + (f", {_PARTS.get(part, part)}" if part else "")
+    titles, parts = _WORDS["titles"], _WORDS["parts"]
+    title = titles.get(name) or f"{titles.get(stem, stem.replace('_', ' '))} {k}".strip()
+    title = title[0].upper() + title[1:] + (f", {parts.get(part, part)}" if part else "")
     return {"name": metric, "title": title, "percent": name.startswith(_SHARES), "better": name.startswith(_BEST)}
 
 # %% ../../nbs/91_report.explorer.ipynb #438088c1
@@ -192,8 +169,7 @@ def class_names(dataset: str) -> list[str]:  # empty: the data set is not on thi
     return [*(data.query or data.test).class_names]
 
 # %% ../../nbs/91_report.explorer.ipynb #d1d807f4
-_PAPERS = {"roth": "Roth et al. 2020", "sec": "SEC 2020", "simclr": "SEC 2020", "ours": "This study"}
-_PAPER = lambda name: _PAPERS.get(str(name).rstrip("0123456789"), str(name))
+_PAPER = lambda name: _WORDS["papers"].get(str(name).rstrip("0123456789"), str(name))
 _UNITS = {"points": (100, "points"), "factor": (1, "powers of ten"), "none": (1, "")}
 
 
@@ -217,40 +193,18 @@ def claim_entries(profile: str) -> list[dict]:  # [] where no verdicts are writt
     return out
 
 # %% ../../nbs/91_report.explorer.ipynb #54ab313a
-_SETS = {  # version -> table of its verdicts, and what it is about
-    2: ("ledger", "one learning rate for all methods"),
-    3: ("tuned", "tuned in 20 trials, with early stopping"),
-    4: ("reality", "objectives against contrastive and softmax"),
-    5: ("sec_sign", "what decides whether SEC helps"),
-    6: ("factors", "what is varied beside the loss"),
-    7: ("other_sets", "four other data sets, one learning rate"),
-    8: ("last_step", "objectives tuned for the last step"),
-    9: ("other_sets_rates", "rendered glyphs, searched learning rates"),
-    10: ("reality_sets", "leading objectives on two other data sets"),
-    11: ("added", "what can be added to any loss"),
-    12: ("reality_sets", "leading objectives, all training characters"),
-    13: ("rendered", "both papers' tables on rendered glyphs"),
-    14: ("searches", "SEC with a search for each replicate"),
-    15: ("searches", "SEC with ten searches together"),
-    16: ("searches", "objectives in wider search spaces"),
-    17: ("all_drawings", "both papers' tables, all training characters"),
-    18: ("sec_simclr", "SEC with SimCLR"),
-    19: ("photos_rows", "both papers' tables on Grocery Store photographs"),
-}
-
-
 def set_entries(
     profile: str,
     parts: Iterable[str],  # profiles whose runs the page shows
 ) -> list[dict]:  # those whose verdicts are written; version, title, cap and effects
     "The sets of pre-registered claims"
     out = []
-    for version, (stem, title) in _SETS.items():
-        ledger, file = later_ledger(version), shown(profile) / f"tables/{stem}.csv"
+    for version, (stem, title) in _WORDS["sets"].items():
+        ledger, file = later_ledger(int(version)), shown(profile) / f"tables/{stem}.csv"
         if file.is_file() and profile in ("glyphs", ledger["profile"]):
             known, seen = pd.read_csv(file).set_index(["id", "of"]), ledger["profile"] in {profile, *parts}
             effects = _set_effects(ledger, known, profile if seen else None)
-            out.append({"version": version, "title": title, "cap": ledger["cap"], "effects": effects})
+            out.append({"version": int(version), "title": title, "cap": ledger["cap"], "effects": effects})
     first = claim_entries(profile)
     return [*out, {"version": 1, "title": "written after the first runs", "cap": 0, "effects": first}] if first else out
 
@@ -285,36 +239,6 @@ def _set_effects(ledger: Mapping, known: pd.DataFrame, profile: str | None) -> l
         out.append(_effect_entry(q, known.loc[(q["id"], q["of"])], sets[q["dataset"]]) | {"part": part})
     return out
 
-# %% ../../nbs/91_report.explorer.ipynb #4d3cb556
-_MARKS = {  # meaning, a key of COLOURS -> words
-    "ranking": "pairs, triplets, rankings",
-    "proxy": "proxies",
-    "whole batch": "whole batch",
-    "switched": "ρ-regularised",
-    "alone": "not trained",
-    "L2": "with L2",
-    "SEC": "with SEC",
-    "control": "other controls",
-}
-_RULES = {  # rule -> title, and short
-    "validation": ("early stopping (best on validation classes)", "early stopping"),
-    "window": ("window (mean of the three evaluations around it)", "window"),
-    "best_test": ("best on test (the papers' practice)", "best on test"),
-    "last": ("last step", "last step"),
-}
-_VERDICTS = {  # code in the tables -> mark, and words
-    "above delta": ("✓", "larger than δ"),
-    "positive, size open": ("+", "increase (size uncertain)"),
-    "negligible": ("○", "negligible (within ±δ)"),
-    "reversed": ("✕", "decrease"),
-    "open": ("?", "inconclusive"),
-    "reproduced": ("✓", "reproduced"),
-    "not reproduced": ("○", "not found"),
-    "contradicted": ("✕", "opposite effect"),
-    "inconclusive": ("?", "inconclusive"),
-    "not asked": ("–", "not tested"),
-}
-
 # %% ../../nbs/91_report.explorer.ipynb #4d3cb557
 _CENTERS = "proxy_anchor proxynca_pp subcenter_arcface center_contrastive potential_field cross_entropy mean_field hist"
 
@@ -326,7 +250,7 @@ def method_entry(name: str) -> dict:  # name, mark (place in COLOURS), paper
         "proxy" if row and row.loss in _CENTERS.split() else family_of(name)
     )  # `83_report.style` knows those of the papers
     mark = [*COLOURS].index(family if arm == "alone" else arm)
-    return {"name": name, "mark": mark, "paper": _PAPERS.get(row.protocol if row else "ours", "This study")}
+    return {"name": name, "mark": mark, "paper": _WORDS["papers"].get(row.protocol if row else "ours", "This study")}
 
 # %% ../../nbs/91_report.explorer.ipynb #4c4c7f69
 def trial_entries(
@@ -362,7 +286,7 @@ def _part_entries(
             if classes and dataset not in names:
                 names[dataset] = class_names(dataset)
             n, known = len(next(iter(classes.values()), ())), names.get(dataset, [])
-            title = name_of(part) if name == profile else _DRAWINGS[name]
+            title = name_of(part) if name == profile else _WORDS["drawings"][name]
             entry = {"name": part, "title": title, "rule": rule, "classes": classes}
             entries.append(entry | {"names": known if len(known) == n else []})
     known = {entry["name"] for entry in entries}
@@ -382,13 +306,13 @@ def explorer_data(profile: str) -> dict:  # for JSON
     datasets = _part_entries(parts, profile, (t["dataset"] for t in trials))
     known["dataset"] = [entry["name"] for entry in datasets]
     coded = {name: pd.Categorical(runs[of], known[name]).codes.tolist() for name, of in names.items()}
-    rules = [{"name": r, **dict(zip(("title", "short"), _RULES.get(r, (r, r)), strict=True))} for r in SELECTIONS]
+    rules = [{"name": r, **_WORDS["rules"].get(r, {"title": r, "short": r})} for r in SELECTIONS]
     about = "The runs of the whole study" if len(parts) > 1 else about[0].upper() + about[1:].rstrip(".")
     return {
         **{"profile": profile, "about": f"{about}.", "note": data_note(records), "runs": len(records)},
         **{"datasets": datasets, "metrics": value_columns(records), "rules": rules, "trials": trials},
         **{"methods": [*map(method_entry, methods)], "settings": known["setting"], "replicates": known["replicate"]},
-        **{"marks": [_MARKS.get(name, name) for name in COLOURS], "verdicts": _VERDICTS},
+        **{"marks": [_WORDS["marks"].get(name, name) for name in COLOURS], "verdicts": _WORDS["verdicts"]},
         **{"columns": coded | {"steps": which}, "curves": curves, "steps": steps, "sets": set_entries(profile, parts)},
     }
 

@@ -10,6 +10,7 @@ __all__ = ['tidy', 'write_values', 'data_note', 'alike', 'write_output', 'folder
 import functools
 import io
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import util
 from pathlib import Path
@@ -18,7 +19,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pandas as pd
 
-from ..core.paths import write_atomically
+from ..core.paths import asset, write_atomically
 from ..study.records import shown
 from ..study.selection import SELECTIONS, _values
 
@@ -118,35 +119,7 @@ def _no_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 # %% ../../nbs/84_report.files.ipynb #b9183e85
-_VIEWS = """
-claims, ledger_counts: claims
-ledger, ledger_losses: claims?claim=W1
-tuned, tuned_losses: claims?claim=V1
-tuned_choices, searches_ends: trials?data=omniglot_tuned
-tuned_lost, decay, decay_changes: curves?data=omniglot_confirm
-reality: methods?data=omniglot_objectives
-reality_choices, trials, trials_rank: trials?data=omniglot_objectives
-sec_sign, sec_sign_rates: claims?claim=Y1
-factors: claims?claim=F1
-redrawn, redrawn_choices: methods?data=omniglot_redrawn
-searches: methods?data=omniglot_pooled
-agreement: pair?data=omniglot_objectives
-validation: curves?data=omniglot_objectives
-omniglot_few: methods?data=omniglot
-omniglot_all: methods?data=omniglot_all
-one_shot: methods?data=omniglot_all&metric=one_shot_error
-axes: methods?data=omniglot_axes
-photos: methods?data=grocery
-noise: replicates?data=glyphs_fine
-inflation: curves?data=glyphs_fine
-search: trials?data=glyphs_fine
-roth: methods?data=glyphs_fine&rows=Roth+et+al.+2020
-sec: methods?data=glyphs_fine&rows=SEC+2020
-roth_fig6, roth_fig11, sec_table3, sec_theory, sec_simclr, other_sets, last_step, reality_sets, added, all_drawings:
-rendered: methods?data=glyphs_fine
-"""  # tables and figures (roth, sec: all others of a paper): what the explorer shows of the study; nothing: no runs
-_VIEWS = [line.partition(":") for line in _VIEWS.strip().splitlines()]
-_VIEWS = {stem: view.strip() for stems, _, view in _VIEWS for stem in stems.split(", ")}
+_WORDS = tomllib.loads(asset("explorer.toml").read_text(encoding="utf-8"))  # titles, views and others of the explorer
 
 # %% ../../nbs/84_report.files.ipynb #b9183e87
 def view_link(
@@ -161,7 +134,7 @@ def view_link(
 
 def view_of(stem: str, profile: str, up: str = "../") -> str:  # empty: there is none
     "The address of the view that goes with a table or a figure"
-    view = _VIEWS.get(stem, _VIEWS.get(stem.partition("_")[0], ""))
+    view = _WORDS["views"].get(stem, _WORDS["views"].get(stem.partition("_")[0], ""))
     view = view if profile == "glyphs" else view.partition("?")[0]  # what is chosen is of the study's own page
     return view and f"{up}explorer.html#{view}"
 

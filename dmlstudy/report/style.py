@@ -20,33 +20,10 @@ from matplotlib.layout_engine import PlaceHolderLayoutEngine
 from matplotlib.patheffects import withStroke
 from matplotlib.textpath import TextPath
 
+from ..core.paths import asset
 from ..study.methods import role
 
 # %% ../../nbs/83_report.style.ipynb #6ec002dc
-_STYLE = {
-    "figure.dpi": 100,
-    "figure.figsize": (6, 3),
-    "figure.constrained_layout.use": True,
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 8,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e8e8e8",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 3.5,
-    "pdf.fonttype": 42,
-}
-
-
 def fonts_for(
     words: Iterable,  # what is to be written
 ) -> list[str]:  # families, matplotlib's own first
@@ -69,7 +46,8 @@ def use_look(
     words: Iterable = (),  # what is written beside English, such as names of classes
 ) -> None:
     "Set the style of the study for all pictures that follow"
-    plt.rcParams.update(_STYLE | {"font.family": fonts_for(words)})
+    plt.style.use(asset("study.mplstyle"))
+    plt.rcParams["font.family"] = fonts_for(words)
 
 # %% ../../nbs/83_report.style.ipynb #18fb541c
 COLOURS = {  # meaning -> colour

@@ -482,8 +482,8 @@ def test_without_colour(page, tab):
     show(tab, page, "")
     shapes = tab.run("SHAPES")
     assert len({*shapes}) == len(shapes) >= tab.run("meta.marks.length") == len(explorer.COLOURS)
-    assert {*explorer.COLOURS} == explorer._MARKS.keys()
-    assert {*verdicts.VERDICTS, *claims.VERDICTS} == explorer._VERDICTS.keys()
+    assert {*explorer.COLOURS} == explorer._WORDS["marks"].keys()
+    assert {*verdicts.VERDICTS, *claims.VERDICTS} == explorer._WORDS["verdicts"].keys()
 
 
 @pytest.fixture(scope="module")
@@ -526,7 +526,7 @@ def test_each_table_has_its_view(study, tab):
     """What tables and figures link to is there, and the drawings come first."""
     show(tab, study, "#methods")
     assert tab.run("document.getElementById('choose-data').value") == "omniglot_objectives"
-    drawn = [stem for stem in report_files._VIEWS if any((ROOT / "outputs").glob(f"*/{stem}.*"))]
-    for view in {report_files._VIEWS[stem] for stem in ("roth", "sec", *drawn)} - {""}:
+    drawn = [stem for stem in report_files._WORDS["views"] if any((ROOT / "outputs").glob(f"*/{stem}.*"))]
+    for view in {report_files._WORDS["views"][stem] for stem in ("roth", "sec", *drawn)} - {""}:
         show(tab, study, f"#{view}")
         assert text(tab, "#notice") == "" and text(tab, "#figure"), view
