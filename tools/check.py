@@ -10,7 +10,7 @@ BIN = Path(sys.executable).parent
 KEPT = ("nbs", "dmlstudy", "tests", "tools", "outputs", "README.md", "index_files")
 PASSING = {"__pycache__", ".ipynb_checkpoints", "runs", "notebooks", "smoke", "custom"}  # what a run may leave
 
-PYTEST = ["pytest", "-n", "2", "--dist", "worksteal"]
+PYTEST = ["pytest", "-n", "2", "--dist", "worksteal", "--tb=short", "--durations=15"]
 LIBRARY = ["nbdev_test", "--n_workers", "2", "--skip_folder_re", "^[_.]|^tutorials$"]  # `shown` runs tutorials, too
 CHECKS = [  # name, commands, what to do when a command fails or files change
     ("style", [["ruff", "check", "."], ["ruff", "format", "--check", "--quiet", "."]], "run make prepare"),

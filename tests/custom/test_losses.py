@@ -18,6 +18,7 @@ from dmlstudy.study import config
 from dmlstudy.study.methods import METHODS
 from dmlstudy.study.records import load_record
 from dmlstudy.study.run import make_run
+from dmlstudy.study.search import trials
 from dmlstudy.study.selection import selected
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,8 +99,8 @@ Searched = Own(Clipped, axes={"reach": (0.2, 2.0), "samples_per_class": (2, 4)})
 @pytest.mark.slow
 def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     """Trials in a box of its own axes, then replicates, judged against a baseline at a declared look."""
-    search = {"trials": 4, "replicate": 101, "folds": [0], "rule": "window", "lr": [1e-4, 1e-3]}
-    more = {"search": search, "replicates": (20, 21, 22, 23, 24), "tuned": "tuned_race.json"}
+    box = {"trials": 4, "replicate": 101, "folds": [0], "rule": "window", "lr": [1e-4, 1e-3]}
+    more = {"search": box, "replicates": (20, 21, 22, 23, 24), "tuned": "tuned_race.json"}
     monkeypatch.setitem(config.PROFILES, "race", replace(config.PROFILES["drill"], **more))
     file = tmp_path / "my_method.py"
     file.write_text(SEARCHED)
@@ -110,7 +111,7 @@ def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     assert row["difference low"] < row["difference"] < row["difference high"]
     (chosen,) = json.loads((tmp_path / "outputs/custom/tuned_race.json").read_text())["glyphs_fine"].values()
     assert {"lr", "loss_args", "samples_per_class"} == {*chosen} and chosen["samples_per_class"] in (2, 4)
-    tried = search.trials("race", "glyphs_fine", mine)
+    tried = trials("race", "glyphs_fine", mine)
     assert len({t["loss_args"] for t in tried}) == 4 and all(0.2 <= float(t["loss_args"][6:]) <= 2 for t in tried)
     run = config.run_of("race", "glyphs_fine", mine, None, replicate=20)
     kept = load_record(run)
