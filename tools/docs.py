@@ -47,7 +47,7 @@ WEIGHT = {
     "losses": 1.5,
 }  # in the search
 
-PUBLISHED = ("explorer.html", "report.html", "claims.md", "claims.csv", "errata.md")
+PUBLISHED = ("article.html", "explorer.html", "report.html", "claims.md", "claims.csv", "errata.md")
 PUBLISHED += ("tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
@@ -167,6 +167,9 @@ def publish(outputs: Path, target: Path) -> None:
         shutil.copy(path, target / path.relative_to(outputs))
         if path.suffix == ".md":
             write(target / path.relative_to(outputs), harmless(path.read_text(encoding="utf-8")))
+        elif path.name == "article.html":  # it links to notebooks and tables, which are pages here
+            page = re.sub(r'(href="(?!https?:)[^"]*)\.(?:ipynb|md)"', r'\1.html"', path.read_text(encoding="utf-8"))
+            write(target / path.relative_to(outputs), page)
 
 
 def explained(notebook: Path) -> dict[str, tuple[str, str]]:  # name -> section of the page, example
@@ -372,7 +375,12 @@ def main() -> None:
     tables = [entry for entry in entries if (SOURCE / f"outputs/tables/{entry['stem']}.md").is_file()]
     pictures = [entry for entry in entries if (SOURCE / f"outputs/figures/{entry['stem']}.png").is_file()]
     write(SOURCE / "outputs/figures/index.md", "# Figures\n\n" + "\n".join(gallery(pictures)))
-    nav = [{"Start": "index.md"}, {"Tutorials": tutorials()}, {"Questions": questions(entries, tables)}]
+    nav = [
+        {"Start": "index.md"},
+        {"Article": "outputs/article.html"},
+        {"Tutorials": tutorials()},
+        {"Questions": questions(entries, tables)},
+    ]
     nav += [{"Figures": "outputs/figures/index.md"}, {"Tables": results(tables)}, {"Explorer": "outputs/explorer.html"}]
     rooms = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
     nav += [{"Library": [{room.stem.partition("_")[2]: at(page_of(room))} for room in rooms]}]

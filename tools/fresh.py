@@ -28,6 +28,12 @@ RECORDS = {  # the committed ones
 TEXT, ALL = "text of nbs/experiments", "outputs/records"
 PAGES = {  # page -> what it is made from
     "report.html": [TEXT, "outputs/tables/*.md", "outputs/answers/*.md", "outputs/figures/*.png", "outputs/claims.md"],
+    "article.html": [
+        "nbs/article.ipynb",
+        "outputs/tables/*.csv",
+        "dmlstudy/assets/*.toml",
+        "dmlstudy/assets/article.html",
+    ],
     "figures/README.md": [TEXT, "dmlstudy/assets/outputs.csv", "outputs/answers/*.md", "outputs/figures/*.png"],
     "explorer.html": [
         "outputs/records/*",
@@ -36,6 +42,7 @@ PAGES = {  # page -> what it is made from
         "dmlstudy/assets/explorer.*",
     ],
 }
+PAGES["article.html"] += ["dmlstudy/assets/article.html"]
 PAGES["report.html"] += ["dmlstudy/assets/report.html", "dmlstudy/assets/outputs.csv"]
 
 
@@ -87,7 +94,8 @@ def of_question(notebook: Path) -> dict[str, str]:
 def made_from() -> dict[str, dict[str, str]]:
     """Notebook or page -> what its files are made from -> digest, as that is today."""
     text = digest("\n\n".join(written(notebook, False) for notebook in notebooks()).encode())
-    known = {TEXT: text, ALL: together(RECORDS.values())}
+    article = ROOT / "nbs/article.ipynb"
+    known = {TEXT: text, ALL: together(RECORDS.values()), "nbs/article.ipynb": digest(written(article, False).encode())}
     parts = lambda names: {name: known.get(name) or together(ROOT.glob(name)) for name in names}
     return {file.stem: of_question(file) for file in notebooks()} | {page: parts(of) for page, of in PAGES.items()}
 
@@ -102,7 +110,7 @@ def stale() -> dict[str, list[str]]:
 def draw(old: Iterable[str]) -> None:
     """Draw the files of some notebooks, and the pages of all."""
     from dmlstudy.report.explorer import write_explorer
-    from dmlstudy.report.page import show, write_gallery, write_report
+    from dmlstudy.report.page import show, write_article, write_gallery, write_report
 
     if questions := [of for of in old if of not in PAGES]:
         if failures := show("glyphs", questions):
@@ -110,6 +118,8 @@ def draw(old: Iterable[str]) -> None:
     else:
         write_report()
         write_gallery()
+    if failures := write_article():
+        sys.exit(f"the article failed: {failures}")
     write_explorer()
 
 

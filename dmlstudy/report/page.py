@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['DRAWN', 'notebooks', 'question_files', 'execute_copy', 'draw', 'plain_math', 'html', 'stems', 'write_report',
-           'catalogue', 'write_gallery', 'collect', 'custom_table', 'values', 'show', 'ask']
+           'catalogue', 'write_gallery', 'article_page', 'write_article', 'collect', 'custom_table', 'values', 'show',
+           'ask']
 
 # %% ../../nbs/90_report.page.ipynb #7013a42a
 import base64
@@ -293,6 +294,32 @@ def write_gallery(profile: str = "glyphs") -> Path:  # the page
         lines.append(f"| [{picture}]({entry['stem']}.png) | **{entry['title']}**<br>{entry['said']}{runs} |")
     return write_output(shown(profile) / "figures/README.md", "\n".join(lines) + "\n")
 
+# %% ../../nbs/90_report.page.ipynb #a47e0001
+def article_page(book: Mapping) -> str:  # HTML
+    "The page of an executed notebook: its prose and what its cells show, without code"
+    from jinja2 import Template
+
+    parts, link = [], lambda found: f"]({os.path.relpath(notebooks() / found[1], root() / 'outputs')}"
+    for cell in book["cells"]:
+        found = cell["outputs"] if cell["cell_type"] == "code" else [{"data": {"text/markdown": cell["source"]}}]
+        for data in (out.get("data", {}) for out in found):
+            if "image/png" in data:
+                parts.append(f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">')
+            elif "text/markdown" in data:
+                parts.append(html(re.sub(r"\]\((?!https?:)([^)#]+)", link, data["text/markdown"])))
+    return Template(asset("article.html").read_text(encoding="utf-8")).render(body="\n".join(parts)) + "\n"
+
+
+def write_article() -> list[Failure]:  # empty if all is well
+    "Execute the article's notebook, and write its page"
+    import nbformat
+
+    target = outputs() / "notebooks" / "article.ipynb"
+    if failures := draw([(notebooks() / "article.ipynb", target, {})], 1):
+        return failures
+    write_output(outputs() / "article.html", article_page(nbformat.read(target, as_version=4)))
+    return []
+
 # %% ../../nbs/90_report.page.ipynb #b9e20b8a
 def collect(
     profile: str,  # name in PROFILES
@@ -355,6 +382,8 @@ def show(
                 name = "-".join([profile, source.stem, *more.values()])
                 tasks.append((source, outputs() / "notebooks" / f"{name}.ipynb", {"profile": profile, **more, **calm}))
     failures = draw(tasks, workers)
+    if profile == "glyphs" and not questions and batch_file("omniglot_errata").is_file():
+        failures += write_article()
     write_report(profile)
     write_gallery(profile)
     took = duration(time.perf_counter() - began)

@@ -101,7 +101,7 @@ def test_each_module_has_one_notebook():
 # the report as an article, questions, intervals for new classes, row blocks for all pairs, explained figures, searches
 # drawn anew, the later ledgers in the explorer, searches as noise, faiss, several processes, verdicts by use on images
 # of one's own, crops of CARS196, projections. Else only ever lower these: 14,000 is the goal.
-LONGEST, MEDIAN, LIBRARY = 45, 15, 15_365
+LONGEST, MEDIAN, LIBRARY = 45, 15, 15_390
 
 
 def test_no_two_notebooks_share_a_number():
@@ -128,7 +128,7 @@ def test_the_layout_names_every_notebook():
         for number in range(ends[0], ends[-1] + 1) if "–" in numbers else ends:
             named |= {(number, module) for module in re.findall(r"`(\w+)`", modules)}
     for path in NOTEBOOKS:
-        if path.parent.name == "nbs" and path.stem != "index":
+        if path.parent.name == "nbs" and path.stem not in ("index", "article"):
             module = re.search(r"default_exp ([\w]+)", path.read_text())[1]
             assert (int(path.name[:2]), module) in named, path.name
 

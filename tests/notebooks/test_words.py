@@ -113,7 +113,7 @@ def test_the_readme_is_short():
     bullets = [" ".join(prose(b).split()) for b in re.findall(r"(?ms)^\* .*?(?=^\* |^$)", result.split("\n## ")[0])]
     assert len(bullets) == 5 and max(len(b[2:].split()) for b in bullets) <= 30, bullets
     first = text.split("## Two commands")[0]  # three readers, their commands and a picture before any result
-    for link in ("which_loss", "own_loop", "own_images", "glossary", "report.html", "explorer.html", "errata.md"):
+    for link in ("which_loss", "own_loop", "own_images", "glossary", "article.html", "explorer.html", "errata.md"):
         assert link in first, link
 
 

@@ -1,0 +1,96 @@
+"""Recompute the article's effects from the JSON lines of the runs alone: python tools/recompute.py [-v].
+
+It reads the pre-registered sets (dmlstudy/assets/ledger_*.toml) and the records (outputs/records/*.jsonl), and compares
+with the tables that the article reads. Nothing of dmlstudy is imported.
+"""
+
+import csv
+import json
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SETS = {"ledger": [2], "tuned": [3], "reality": [4], "searches": [14, 15, 16], "last_step": [8], "other_sets": [7]}
+SETS |= {"added": [11], "all_drawings": [17], "other_sets_rates": [9], "reality_sets": [10, 12], "factors": [6]}
+
+
+def recall(record: dict, rule: str) -> float:
+    """Recall@1 of a run, in points, under one of four rules."""
+    test, steps = record["curves"]["test"]["recall@1"], record["curves"]["test"]["step"]
+    if rule == "best_test":
+        return 100 * max(test)
+    if rule == "last":
+        return 100 * test[-1]
+    judge = record["curves"]["validation"]["recall@1"]
+    trained = [at for at, step in enumerate(steps) if step > 0]
+    if rule == "validation":
+        return 100 * test[max(range(len(judge)), key=judge.__getitem__)]
+    best = max(range(len(trained)), key=lambda i: judge[trained[i]])  # window: three evaluations around the best
+    first = max(0, min(best - 1, len(trained) - 3))
+    return 100 * sum(test[at] for at in trained[first : first + 3]) / 3
+
+
+def runs_of(profile: str) -> dict[tuple, dict]:
+    """(data set, method, replicate) -> its record; where settings differ, the one with the profile's usual ones."""
+    lines = (ROOT / f"outputs/records/{profile}.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    settings = {name: Counter(str(r["run"].get(name)) for r in records) for name in records[-1]["run"]}
+    usual = {name: found.most_common(1)[0][0] for name, found in settings.items()}
+    rare = lambda record: sum(str(record["run"].get(name)) != value for name, value in usual.items())
+    found: dict[tuple, dict] = {}
+    for record in sorted(records, key=rare, reverse=True):  # the last one stays
+        found[record["run"]["dataset"], record["run"]["method"], record["run"]["replicate"]] = record
+    return found
+
+
+def effects(number: int) -> Iterator[tuple[str, str, float]]:
+    """Claim, what it is of, and mean effect in points as the claim expects it: gains of recall@1 in plain settings."""
+    known = tomllib.loads((ROOT / f"dmlstudy/assets/ledger_{number}.toml").read_text(encoding="utf-8"))
+    runs, sets = runs_of(known["profile"]), known.get("datasets") or [known["dataset"]]
+    for claim in known["claim"]:
+        if (claim["effect"], claim["metric"]) != ("gain", "recall@1") or {"setting", "less", "rates"} & {*claim}:
+            continue
+        pairs = known["pairs"][claim["pairs"]]
+        if any(" | " in method for pair in pairs for method in pair):
+            continue
+        for dataset in claim.get("datasets", sets):
+            replicates = sorted({of[2] for of in runs if of[0] == dataset})
+            at = lambda m, r: recall(runs[dataset, m, r], claim["rule"])  # noqa: B023
+            gains = {}
+            for a, b in pairs:
+                both = [r for r in replicates if (dataset, a, r) in runs and (dataset, b, r) in runs]
+                gains[a, b] = [at(a, r) - at(b, r) for r in both[: known["cap"]]]
+            means = {pair: claim.get("sign", 1) * sum(d) / len(d) for pair, d in gains.items() if d}
+            alike = len({b for _, b in pairs}) < len(pairs)
+            for over in claim.get("over", ["all"]):
+                if over == "mean":
+                    n = min(map(len, gains.values()))
+                    first = [sum(d[i] for d in gains.values()) / len(gains) for i in range(n)]
+                    yield claim["id"], dataset if sets[1:] else "mean", claim.get("sign", 1) * sum(first) / n
+                for (a, b), mean in means.items() if over == "each" else ():
+                    of = a if alike else b
+                    yield claim["id"], f"{of}, {dataset}" if sets[1:] else of, mean
+
+
+def main() -> int:
+    """Compare with the tables; the number of effects that differ."""
+    wrong = count = 0
+    for stem, numbers in SETS.items():
+        with open(ROOT / f"outputs/tables/{stem}.csv", encoding="utf-8", newline="") as file:
+            shown = {(row["id"], row["of"]): float(row["effect"]) for row in csv.DictReader(file)}
+        for number in numbers:
+            for claim, of, mean in effects(number):
+                table, count = shown[claim, of], count + 1
+                differs = abs(table - mean) > 1e-4
+                wrong += differs
+                if differs or "-v" in sys.argv:
+                    print(f"{stem} {claim} {of}: {mean:+.4f} here, {table:+.4f} in the table")
+    print(f"{count} effects recomputed, {wrong} differ")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))
