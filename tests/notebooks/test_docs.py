@@ -166,8 +166,10 @@ def test_code_of_questions_waits_until_it_is_asked_for(site, tab):
 @pytest.mark.slow
 def test_every_notebook_and_module_has_a_page(site):
     for notebook in (ROOT / "nbs").rglob("*.ipynb"):
-        if ".ipynb_checkpoints" not in notebook.parts and notebook.stem != "index":  # which is the start
+        other = ("index", "article")  # the start, and a page of outputs/
+        if ".ipynb_checkpoints" not in notebook.parts and notebook.stem not in other:
             assert (site / notebook.relative_to(ROOT)).with_suffix(".html").is_file(), notebook
+    assert "glossary.html" in (site / "outputs/article.html").read_text()
     page = (site / "reference/dmlstudy.miners.html").read_text()
     assert 'id="make_miner"' in page and "10_miners.html" in page and "hyperparameters" in page
     assert (site / "outputs/tables/roth_table2.html").is_file() and "10_miners" in (site / "index.html").read_text()
