@@ -165,6 +165,9 @@ def publish(outputs: Path, target: Path) -> None:
     for path in (path for pattern in PUBLISHED for path in outputs.glob(pattern)):
         (target / path.relative_to(outputs)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target / path.relative_to(outputs))
+        if path.suffix == ".html":  # notebooks are pages of the site
+            text = re.sub(r'(href="\.\./nbs/[^"]+)\.ipynb', r"\1.html", path.read_text(encoding="utf-8"))
+            write(target / path.relative_to(outputs), text)
         if path.suffix == ".md":
             write(target / path.relative_to(outputs), harmless(path.read_text(encoding="utf-8")))
         elif path.name == "article.html":  # it links to notebooks and tables, which are pages here
@@ -298,7 +301,7 @@ def table_page(entry: dict) -> Path:  # an entry of `catalogue`
     path = SOURCE / f"outputs/tables/{entry['stem']}.md"
     kind = "tables" if Path(entry["notebook"]).stem == entry["stem"] else "experiments"  # a table alone is looked for
     links = f"[The question]({up(entry['notebook'])}) · [CSV]({entry['stem']}.csv)"
-    _, _, table = path.read_text(encoding="utf-8").partition("\n")
+    _, _, table = path.read_text(encoding="utf-8").replace(".ipynb)", ".md)").partition("\n")
     text = "\n\n".join([f"# {entry['title']}", harmless(entry["said"]), links, quiet(even(table))])
     write(path, weighted(text + "\n", kind))
     return path
@@ -356,7 +359,7 @@ def results(tables: list[dict]) -> list:  # pages and sections of the navigation
     write(SOURCE / "outputs/tables/index.md", "\n".join(lines))
     claims = SOURCE / "outputs/claims.md"
     _, _, text = claims.read_text(encoding="utf-8").partition("\n")
-    write(claims, weighted(f"# The first ledger: claims of both papers\n\n{quiet(even(text))}", "tables"))
+    write(claims, weighted(f"# Claims of both papers (set 1)\n\n{quiet(even(text))}", "tables"))
     sections = [{part: [str(page.relative_to(SOURCE)) for _, page in some]} for part, some in parts.items()]
     return ["outputs/tables/index.md", *sections, "outputs/claims.md", "outputs/errata.md"]
 

@@ -19,13 +19,14 @@ import numpy as np
 import pandas as pd
 
 from ..core.checks import lookup
-from ..core.paths import asset, write_atomically
+from ..core.paths import asset, outputs, write_atomically
 from ..evidence.paper_claims import read_ledger
 from ..evidence.preregistered import _effects, asked, with_named_settings
 from ..evidence.preregistered import read_ledger as later_ledger
 from .files import _WORDS, data_note
 from .style import COLOURS, arm_of, family_of
 from .tables import _BEST, dataset_order, name_of, profiles_shown, study_records
+from ..stats.decisions import WORDS
 from ..study.config import PROFILES
 from ..study.methods import METHODS
 from ..study.records import batch_file, read_batch, shown
@@ -306,13 +307,14 @@ def explorer_data(profile: str) -> dict:  # for JSON
     datasets = _part_entries(parts, profile, (t["dataset"] for t in trials))
     known["dataset"] = [entry["name"] for entry in datasets]
     coded = {name: pd.Categorical(runs[of], known[name]).codes.tolist() for name, of in names.items()}
+    verdicts = {code: (mark, WORDS.get(code, words)) for code, (mark, words) in _WORDS["verdicts"].items()}
     rules = [{"name": r, **_WORDS["rules"].get(r, {"title": r, "short": r})} for r in SELECTIONS]
     about = "The runs of the whole study" if len(parts) > 1 else about[0].upper() + about[1:].rstrip(".")
     return {
         **{"profile": profile, "about": f"{about}.", "note": data_note(records), "runs": len(records)},
         **{"datasets": datasets, "metrics": value_columns(records), "rules": rules, "trials": trials},
         **{"methods": [*map(method_entry, methods)], "settings": known["setting"], "replicates": known["replicate"]},
-        **{"marks": [_WORDS["marks"].get(name, name) for name in COLOURS], "verdicts": _WORDS["verdicts"]},
+        **{"marks": [_WORDS["marks"].get(name, name) for name in COLOURS], "verdicts": verdicts},
         **{"columns": coded | {"steps": which}, "curves": curves, "steps": steps, "sets": set_entries(profile, parts)},
     }
 
@@ -324,7 +326,7 @@ def write_explorer(profile: str = "glyphs") -> Path:  # the page
     digest = lambda text: "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     style, script, page = marks + part("css"), part("js"), part("html")
     parts = {"STYLE_HASH": digest(style), "SCRIPT_HASH": digest(script), "STYLE": style, "SCRIPT": script}
-    parts["DATA"] = packed(explorer_data(profile))
+    parts |= {"TERMS": _WORDS["terms"] * (shown(profile) == outputs()), "DATA": packed(explorer_data(profile))}
     for name, text in parts.items():  # the policy lets only these two run, and nothing be fetched
         page = page.replace(f"@@{name}@@", text)
     return write_atomically(shown(profile) / "explorer.html", page)

@@ -79,8 +79,8 @@ def scatter_with_fit(
     if span > 0:  # wide intervals and bands may leave the panel, points may not
         ax.set_ylim(both["mean"].min() - 0.25 * span, both["mean"].max() + 0.25 * span)
     found = correlations(both["x"], both["mean"])
-    told = f"r = {found['pearson']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found["n"] > 4 else ""
-    ax.set_title(told + ("" if printed is None else f", print {printed:+.2f}"), fontsize=7)
+    title = f"r = {found['pearson']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found["n"] > 4 else ""
+    ax.set_title(title + ("" if printed is None else f", reported {printed:+.2f}"), fontsize=7)
     if names:
         label_points(ax, both["x"], both["mean"], [*both.index])
     return found

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pandas as pd
 
-from ..core.paths import asset, write_atomically
+from ..core.paths import asset, outputs, write_atomically
 from ..study.records import shown
 from ..study.selection import SELECTIONS, _values
 
@@ -68,8 +68,8 @@ def write_values(file: Path, table: pd.DataFrame) -> Path:  # the file, whose en
 def data_note(records: Iterable[Mapping]) -> str:  # a sentence; empty if all are strict
     "How many of some runs are not on the published data"
     strict = [record["run"].get("strict_data", True) for record in records]
-    told = f"Not on the data set as it was published (strict_data=False): {strict.count(False)} of {len(strict)} runs."
-    return "" if all(strict) else told
+    note = f"Not on the data set as it was published (strict_data=False): {strict.count(False)} of {len(strict)} runs."
+    return "" if all(strict) else note
 
 # %% ../../nbs/84_report.files.ipynb #a11ce002
 _NUMBER = re.compile(rb"-?\d+\.?\d*(?:e[-+]?\d+)?")
@@ -151,8 +151,9 @@ def write_table(
     folder = folder_of("tables", profile)
     numbers = data.map(_no_formula).to_csv(index=False, lineterminator="\n", float_format="%.6g")
     write_output(folder / f"{stem}.csv", numbers)
-    runs = f"[The runs in the explorer]({view})" if (view := view_of(stem, profile)) else ""
-    text = [f"# {stem}", caption, markdown(data if shown is None else shown), notes, runs]
+    view, terms = view_of(stem, profile), "[Terms](../../nbs/tutorials/glossary.ipynb)" * (folder.parent == outputs())
+    links = " · ".join(filter(None, (view and f"[The runs in the explorer]({view})", terms)))
+    text = [f"# {stem}", caption, markdown(data if shown is None else shown), notes, links]
     return write_output(folder / f"{stem}.md", "\n\n".join(part for part in text if part) + "\n")
 
 # %% ../../nbs/84_report.files.ipynb #9be20890

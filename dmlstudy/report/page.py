@@ -89,13 +89,13 @@ def _run_cell(shell, cell) -> BaseException | None:  # what the cell raised
     from IPython.utils.capture import capture_output
     from nbformat.v4 import new_output
 
-    with capture_output() as told:
+    with capture_output() as captured:
         done = shell.run_cell(cell.source, store_history=True)
     error, result = done.error_before_exec or done.error_in_exec, done.result
     cell.execution_count = shell.execution_count - 1
-    texts = (("stdout", told.stdout), ("stderr", told.stderr))
+    texts = (("stdout", captured.stdout), ("stderr", captured.stderr))
     cell.outputs = [new_output("stream", name=name, text=text) for name, text in texts if text]
-    cell.outputs += [new_output("display_data", data=o.data, metadata=o.metadata or {}) for o in told.outputs]
+    cell.outputs += [new_output("display_data", data=o.data, metadata=o.metadata or {}) for o in captured.outputs]
     if error is not None:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
         cell.outputs.append(new_output("error", ename=type(error).__name__, evalue=str(error), traceback=lines))
@@ -132,14 +132,14 @@ def _engine() -> str:  # its name
 
 
 def execute_copy(source: Path, target: Path, parameters: Mapping, folders: Mapping[str, str]) -> list[Failure]:
-    "In a worker: execute a copy of a notebook; an error in a cell is told, and kept in the copy"
+    "In a worker: execute a copy of a notebook; an error in a cell is returned, and stands in the copy"
     from papermill import execute_notebook
 
     os.environ.update(folders)
     target.parent.mkdir(parents=True, exist_ok=True)
-    said = {"engine_name": _engine(), "progress_bar": False, "request_save_on_cell_execute": False}
+    options = {"engine_name": _engine(), "progress_bar": False, "request_save_on_cell_execute": False}
     try:
-        execute_notebook(source, target, {**parameters}, cwd=root(), **said)
+        execute_notebook(source, target, {**parameters}, cwd=root(), **options)
     except Exception as error:
         why = f"{error.ename}: {error.evalue}" if hasattr(error, "evalue") else explained(error)
         name = " ".join([f"{source.parent.name}/{source.name}", *map(str, parameters.values())])
@@ -244,8 +244,8 @@ def _provenance(records: Sequence[Mapping]) -> dict[str, str]:  # what -> how ma
     made = [record["made"] for record in records]
     count = lambda values: ", ".join(f"{value} ({n} runs)" for value, n in sorted(Counter(values).items()))
     out = {"runs": str(len(records)), "training time of all": duration(sum(m["seconds"] for m in made))}
-    for told, name in (("data sets", "dataset"), ("seeds or replicates", "seed"), ("steps", "steps")):
-        out[told] = count(record["run"][name] for record in records)
+    for title, name in (("data sets", "dataset"), ("seeds or replicates", "seed"), ("steps", "steps")):
+        out[title] = count(record["run"][name] for record in records)
     out |= {"device": count(m["device"] for m in made), "commit": count(str(m["git"]) for m in made)}
     for package in sorted({name for m in made for name in m["versions"]}):
         out[package] = count(m["versions"].get(package, "none") for m in made)
@@ -324,7 +324,7 @@ def write_article() -> list[Failure]:  # empty if all is well
 def collect(
     profile: str,  # name in PROFILES
     runs: Iterable[Run] = (),  # what was asked for, in the profile's plan or not
-    out: Callable[[str], None] = print,  # takes what is to be said about the files
+    out: Callable[[str], None] = print,  # takes messages about the files
 ) -> list[dict]:  # records of runs that were asked for beside the plan
     "Merge what this machine trained into the records of a profile, and the rest into those in `outputs/custom`"
     planned = {*all_runs(job for job in jobs_of(profile) if job.experiment != "search")}
@@ -398,7 +398,7 @@ def ask(
     seeds: str | int = "",  # such as "0-2"; empty: all
     methods: str = "",  # separated by semicolons; empty: all
     train: bool = True,  # what is missing; False: nothing, as a batch has done that
-) -> pd.DataFrame:  # profile, experiment, data set, draws, methods, runs
+) -> pd.DataFrame:  # profile, experiment, data set, seeds or replicates, methods, runs
     "Train what a question asks and is not recorded yet, and say which runs it is about"
     words = lambda given: [str(given)] if given != "" else []
     chosen = names(words(datasets)), numbers(words(seeds)), names(words(methods), ";")
@@ -421,4 +421,4 @@ def _asked_table(jobs: Iterable[Job]) -> pd.DataFrame:
         runs, kind = all_runs(some), "seed" if some[0].seed is not None else "replicate"
         draws = dict.fromkeys(str(job.replicate if job.seed is None else job.seed) for job in some)
         table.append((*of, f"{kind}s {', '.join(draws)}", len({run.method for run in runs}), len(runs)))
-    return pd.DataFrame(table, columns=["profile", "experiment", "data set", "draws", "methods", "runs"])
+    return pd.DataFrame(table, columns=["profile", "experiment", "data set", "seeds or replicates", "methods", "runs"])

@@ -74,7 +74,7 @@ def family_of(method: str) -> str:
 
 
 def arm_of(method: str) -> str:
-    "Which arm of a comparison of norm regularisers a method such as SHT + SEC is"
+    "Return the regulariser of a method such as SHT + SEC: L2, SEC, control or alone"
     more = method.partition(" + ")[2]
     return more if more in ("L2", "SEC") else "control" if more else "alone"
 
@@ -83,7 +83,7 @@ MARKERS = {"grocery": "*", "cub200": "o", "cars196": "s", "sop": "^", "inshop": 
 
 
 def marker_of(dataset: str) -> str:  # of matplotlib
-    "The marker of a data set; a stand-in has that of the set it stands for"
+    "Return the marker of a data set; a proxy has that of the paper's set"
     return MARKERS.get(role(dataset), "v")
 
 
@@ -126,7 +126,7 @@ def dots(
     marker: str = "o",
     sort: bool = True,  # the largest on top; False: the first on top
 ) -> None:
-    "A row for each name: a point, its interval, and the printed value as a dashed line"
+    "Draw a line for each name: a point, its interval, and the reported value as dashes"
     table = table.dropna(subset=["mean"])
     table = table.sort_values("mean") if sort else table[::-1]
     for at, (name, row) in enumerate(table.iterrows()):
@@ -146,7 +146,7 @@ def dots(
 
 
 def printed_line(ax, x: float | None = None, y: float | None = None) -> None:
-    "What a paper prints, as a dashed line: vertical at x or horizontal at y"
+    "Draw a reported value as a dashed line: vertical at x or horizontal at y"
     draw, value = (ax.axhline, y) if x is None else (ax.axvline, x)
     if value is not None:
         draw(value, color="k", lw=0.9, ls=(0, (4, 2)), zorder=1)
