@@ -81,7 +81,7 @@ _MOVED = {  # old module -> the modules that have its names now
     **{"core": "core.checks core.paths core.random core.text study.run study.records", "methods": "study.methods"},
     **{"records": "study.records study.selection report.files", "rules": "study.selection", "searches": "study.search"},
     **{"study": "study.config study.search study.plan", "boxes": "study.search_space", "batch": "study.executor"},
-    **{"feeds": "data.loaders", "objectives": "train.objective", "stats": "stats.intervals"},
+    **{"feeds": "data.loaders core.paths", "objectives": "train.objective", "stats": "stats.intervals"},
     **{"sequences": "stats.sequential", "verdicts": "stats.decisions", "claims": "evidence.paper_claims"},
     **{"ledger": "evidence.preregistered", "look": "report.style", "tables": "report.tables"},
     **{"figures": "report.figures", "pictures": "custom.galleries", "report": "report.page"},
@@ -96,10 +96,16 @@ _MOVED = {  # old module -> the modules that have its names now
     **{"data.layouts": "data.formats", "data.folder": "data.image_folder", "samplers.label": "samplers.by_class"},
     **{"samplers.embedded": "samplers.coreset", "samplers.matching": "samplers.distribution"},
 }
+_RENAMED = {  # name of an old module -> what it is called now
+    **{"batch.places": "worker_folders", "claims.VERDICTS": "CLAIM_VERDICTS", "claims.read_ledger": "read_claims"},
+    **{"comparison.METRICS": "METRIC_WORDS", "comparison.draw": "draw_comparison", "comparison.effects": "effect_row"},
+    **{"comparison.shown": "shown_comparison", "explorer.packed": "compressed", "folds.SIZE": "WORTH"},
+}
 
 
 def _moved(old: str, name: str):
     "Load a name of an old module from its new module, with a warning"
+    name = _RENAMED.get(f"{old}.{name}", name)
     for new in () if name.startswith("__") else _MOVED[old].split():
         if hasattr(module := import_module(f"dmlstudy.{new}"), name):
             warn(f"dmlstudy.{old} is gone: from dmlstudy.{new} import {name}", DeprecationWarning, stacklevel=2)

@@ -236,7 +236,15 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e1f09aad
 def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: list[str], seeds: list[int]) -> None:
     "Set methods of one's own beside named baselines"
-    from dmlstudy.custom.compare import _NO_ROWS, AGAINST, SIZE, shown, standing, verdicts, write_comparison_of
+    from dmlstudy.custom.compare import (
+        _NO_ROWS,
+        AGAINST,
+        SIZE,
+        shown_comparison,
+        standing,
+        verdicts,
+        write_comparison_of,
+    )
     from dmlstudy.study.methods import METHODS
 
     against = names(args.against, ";")
@@ -245,7 +253,7 @@ def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: li
     if methods and not table["yours"].any():
         print("No custom method was trained, so there is nothing to compare")
     elif not table.empty:
-        print(shown(table, SIZE).to_string(index=False), *verdicts(table), sep="\n")
+        print(shown_comparison(table, SIZE).to_string(index=False), *verdicts(table), sep="\n")
         if not table["baseline"].any():
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
         print(*write_comparison_of(table, args.profile), sep="\n")

@@ -80,7 +80,7 @@ def train(args: argparse.Namespace) -> None:
         asked.extend(runs)
         todo = [run for run in runs if records.load_record(run) is None]
         print(f"{len(runs)} runs, {len(todo)} to train", flush=True)
-        for done in pool.each(batch._work, [(run, batch.places(), None, args.processes) for run in todo]):
+        for done in pool.each(batch._work, [(run, batch.worker_folders(), None, args.processes) for run in todo]):
             if done and (error := done[1].exception()):
                 print(done[0][0].method, "failed:", error, flush=True)
             if time.monotonic() > end:

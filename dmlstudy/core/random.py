@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # torch is imported where it is used, so that what only reads records starts at once
     import torch
-if TYPE_CHECKING:  # torch is imported where it is used, so that what only reads records starts at once
-    import torch
 
 # %% ../../nbs/02_core.random.ipynb #1833e6b4
 def generator(

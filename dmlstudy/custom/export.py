@@ -31,13 +31,13 @@ from tqdm.auto import tqdm
 from ..core.checks import lookup
 from ..core.paths import outputs, write_atomically
 from ..core.text import SHOWN, duration
-from .compare import METRICS, column, shown
+from .compare import METRIC_WORDS, column, shown_comparison
 from dmlstudy.custom.cross_validation import (
     AS_IT_IS,
     FIRST,
     LDA,
-    SIZE,
     WHITENED,
+    WORTH,
     Folds,
     chosen_place,
     features,
@@ -112,7 +112,7 @@ def made(
 # %% ../../nbs/95_custom.export.ipynb #kept0001
 def _card(run: Run, row: str, scores: Mapping, normalize: bool, sha256: str) -> dict:
     "Describe an exported model"
-    held = {m: [scores[m], scores[column(m, "low")], scores[column(m, "high")]] for m in METRICS}
+    held = {m: [scores[m], scores[column(m, "low")], scores[column(m, "high")]] for m in METRIC_WORDS}
     held = {m: [float(v) / 100 for v in values] for m, values in held.items()}
     classes = {part: [*split.class_names] for part, split in splits_of(run).items()}
     sizes = {part: len(split.labels) for part, split in splits_of(run).items()}
@@ -251,7 +251,7 @@ def page(
     scaling = make_transform(run["transform"], False, run["model"]).scaling
     mean, std = (", ".join(f"{255 * v:.5g}" for v in part) for part in (scaling.mean, scaling.std))
     images += f"; from their pixels (0 to 255) {mean} are subtracted, then they are divided by {std}"
-    scores = ", ".join(f"{METRICS[m]} {span(m)}" for m in card["intervals"])
+    scores = ", ".join(f"{METRIC_WORDS[m]} {span(m)}" for m in card["intervals"])
     lines = [
         f"# {row}\n",
         f"A network that gives each image a point of {card['dim']} dimensions; images of one class are close.\n",
@@ -450,13 +450,13 @@ def judge_folder(
     classes = len({*data.train.class_names, *data.test.class_names})
     rows, (said, row) = fold_table(table, folds.ratio), fold_answers(table, folds.ratio, classes)
     other = "all images" if data.visits else "without near-duplicates"
-    apart = {f"apart {m}": f"{METRICS[m]}, {other}" for m in METRICS}
-    printed = shown(rows, SIZE).rename(columns=apart)
+    apart = {f"apart {m}": f"{METRIC_WORDS[m]}, {other}" for m in METRIC_WORDS}
+    printed = shown_comparison(rows, WORTH).rename(columns=apart)
     if not table["row"].str.endswith("whole network").any():
         said.append("Training the whole network is not offered on a CPU.")
     unit = "folds of classes (corrected resampled t)" if folds.ratio else "seeds: they speak of these test classes"
     notes = f"Profile {folds.profile}; rates and steps: chosen on validation classes of each fold."
-    notes += f" Differences are to {AS_IT_IS}; better: by more than {SIZE:g} points. Intervals: 95 %, over {unit}."
+    notes += f" Differences are to {AS_IT_IS}; better: by more than {WORTH:g} points. Intervals: 95 %, over {unit}."
     notes += " Images are searched among those of other visits." if data.visits else ""
     stem = "".join(c if c.isalnum() else "_" for c in Path(folds.dataset).name)
     out("\n".join([printed.to_string(index=False), *said]))

@@ -256,7 +256,7 @@ class Decoded:
         return image.reshape(height, width, 3)
 
 # %% ../../nbs/41_data.images.ipynb #48aef78f
-def unreadable(files: Files, workers: int | None = None) -> dict[str, str]:  # path -> what is wrong
+def unreadable(files: Files) -> dict[str, str]:  # path -> what is wrong
     "Decode every image and report those that fail: path -> what is wrong"
 
     def trouble(path: str) -> str | None:
@@ -267,7 +267,7 @@ def unreadable(files: Files, workers: int | None = None) -> dict[str, str]:  # p
         except Exception as error:  # decoders raise many kinds
             return f"{type(error).__name__}: {error}"
 
-    with ThreadPoolExecutor(workers or min(8, cores())) as pool:
+    with ThreadPoolExecutor(min(8, cores())) as pool:
         found = zip(files.paths, pool.map(trouble, files.paths), strict=True)
         return {path: wrong for path, wrong in found if wrong}
 
@@ -282,7 +282,7 @@ def _remembered(file: Path) -> dict[str, str] | None:  # None: nothing, or nothi
         return None
 
 
-def _bad(files: Files, workers: int | None = None) -> dict[str, str]:
+def _bad(files: Files) -> dict[str, str]:
     "What `unreadable` says or has said; of a decoded copy, what was left out of it"
     if files.decoded is not None:
         return {path: files.decoded.left_out[path] for path in files.paths if path in files.decoded.left_out}
@@ -292,7 +292,7 @@ def _bad(files: Files, workers: int | None = None) -> dict[str, str]:
     known = cache_dir() / "verified" / f"{digest.hexdigest()[:32]}.json"
     before = _remembered(known)
     again = [path for path in files.paths if before is None or path in before]
-    bad = unreadable(Files(files.folder, again), workers) if again else {}
+    bad = unreadable(Files(files.folder, again)) if again else {}
     if bad != before:
         try:
             write_atomically(known, json.dumps(bad))
@@ -304,14 +304,13 @@ def _bad(files: Files, workers: int | None = None) -> dict[str, str]:
 def verify(
     splits: Mapping[str, Split],  # of one data set; those in memory are passed through
     strict: bool = True,  # refuse unreadable images; False: leave them out with a warning
-    workers: int | None = None,  # threads; None: one a core, at most 8
 ) -> tuple[dict[str, Split], dict[str, str]]:  # the splits without them; path -> why it was left out
     "Make sure that every image can be decoded, before a run begins"
     parts = [split.images for split in splits.values() if isinstance(split.images, Files)]
     if not parts:
         return dict(splits), {}
     paths = dict.fromkeys(path for files in parts for path in files.paths)
-    bad = _bad(Files(parts[0].folder, paths, decoded=parts[0].decoded), workers)
+    bad = _bad(Files(parts[0].folder, paths, decoded=parts[0].decoded))
     if bad:
         some = [f"{parts[0].folder / path} ({reason})" for path, reason in [*bad.items()][:20]]
         said = f"{len(bad)} of {len(paths)} images cannot be read: {'; '.join(some)}" + "; ..." * (len(bad) > 20)

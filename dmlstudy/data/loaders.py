@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PIXELS', 'data_of', 'load_splits', 'splits_of', 'in_pieces', 'file_features', 'Feed', 'HeldFeed', 'FileFeed',
-           'BatchFeed', 'reader_processes', 'feed_of']
+           'BatchFeed', 'feed_of']
 
 # %% ../../nbs/70_data.loaders.ipynb #2cda4072
 import functools
@@ -372,13 +372,6 @@ class BatchFeed(FileFeed):
             yield self.transform[False](self.put(pixels), sizes)
 
 # %% ../../nbs/70_data.loaders.ipynb #8aef5b75
-def reader_processes(
-    sharing: int | None = None,  # runs at a time on this machine; None: one for each GPU
-) -> int:
-    "Processes that read for one run: its share of the cores that this process may use, at most 8"
-    return max(1, min(8, cores() // (sharing or max(torch.cuda.device_count(), 1))))
-
-
 def feed_of(
     run: Run,
     splits: Mapping[str, Split],

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ..core.checks import lookup
 from ..core.paths import write_atomically
-from .archives import checksums, is_archive, unpack
+from .archives import checksums, is_archive, unpack_archive
 from dmlstudy.data.formats import (
     _CROP,
     ARCHIVES,
@@ -83,7 +83,6 @@ def check(
     folder: str | Path | None = None,  # the root to search below; None: data_dir()
     images: bool = True,  # decode every image, which takes minutes; False: see whether there are files of these names
     strict: bool = True,  # only as published and complete; False: as far as it can be read
-    workers: int | None = None,  # threads; None: one a core, at most 8
 ) -> Report:  # `.ok`, and a page when printed
     "Say what there is of a data set, whether its numbers are the published ones, and which images cannot be read"
     place = locate(name, folder)
@@ -97,13 +96,12 @@ def check(
     counts = tuple(line for _, line in count(data).values())
     problems = [line for line in faults(data) if line not in counts] + ([] if images else _missing(data))
     files = _files_of(data) if images else None
-    bad = tuple(f"{path}: {reason}" for path, reason in unreadable(files, workers).items()) if files else ()
+    bad = tuple(f"{path}: {reason}" for path, reason in unreadable(files).items()) if files else ()
     return Report(place, counts, tuple(problems), bad, ok=why is None and not (strict and bad))
 
 # %% ../../nbs/47_data.prepare.ipynb #ac0a550c
 def write_crops(
     folder: str | Path | None = None,  # the root that holds cars196/ in an official layout; None: data_dir()
-    around: int = 16,  # pixels kept around each box
 ) -> int:  # images written, to cars196_crops/001/ to 196/ below the root
     "Cut every image of CARS196 to its box and save it small"
     place = locate("cars196", folder)
@@ -113,7 +111,7 @@ def write_crops(
         raise ValueError(f"{place}: class folders have no boxes; the crops need cars_annos.mat or the devkit's lists")
     for label, path, (left, top, right, bottom) in rows:
         image = open_image(place.folder / path)
-        box = max(0, left - around), max(0, top - around), right + around, bottom + around
+        box = max(0, left - 16), max(0, top - 16), right + 16, bottom + 16  # pixels around the box
         image = image.crop((*box[:2], min(image.width, box[2]), min(image.height, box[3])))
         file = data_dir(folder) / "cars196_crops" / f"{label:03}" / "_".join(PurePosixPath(path).parts)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +137,7 @@ def prepare(
             want = known.get(archive.name) or f"one of {', '.join(filter(None, known.values()))}"
             raise ValueError(f"{archive} has MD5 {done['md5']}; the official file has {want}. {takes}.")
         if is_archive(archive):
-            done["files"] = unpack(archive, target, 3 * SOURCES[name]["bytes"])
+            done["files"] = unpack_archive(archive, target, 3 * SOURCES[name]["bytes"])
         else:
             lookup(f"file of {name} that is not an archive", archive.name, known)
             write_atomically(target / archive.name, archive.read_bytes())

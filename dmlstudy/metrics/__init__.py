@@ -21,7 +21,7 @@ from .geometry import CLASSES, NORMS, SPECTRUM, class_spectrum, class_sums, norm
 from .index import ENGINES, index_nearest
 from .neighbours import as_points, nearest
 from .probes import hits_within, linear_accuracy, nearest_other, one_shot_errors
-from .retrieval import RETRIEVAL, Retrieval, check_pair, depth, judge, relevant_images
+from .retrieval import RETRIEVAL, Retrieval, check_pair, depth, judge_relevance, relevant_images
 from .verification import verification
 
 # %% ../../nbs/39_metrics.ipynb #f72f28fd
@@ -81,7 +81,7 @@ def query_values(
     own: bool,  # the queries are the gallery
     wanted: Mapping[str, tuple[str, int]],  # name -> kind in RETRIEVAL, number
     singletons: str = "miss",  # queries with nothing to find: miss (0) or skip (NaN)
-    relevance=None,  # in place of labels, as `judge` takes it
+    relevance=None,  # in place of labels, as `judge_relevance` takes it
     **options,  # engine, in ENGINES; of `nearest`: budget, progress
 ) -> dict[str, Tensor]:  # name -> a value of each query, (N,) float64; nearest -> place in the gallery, -1: none there
     "Retrieval metrics of every query and its nearest image, from one search"
@@ -90,7 +90,7 @@ def query_values(
     if relevance is None:
         relevant, hits = relevant_images(y, y_gallery, own), lambda rows, near: y_gallery[near] == y[rows][:, None]
     else:
-        relevant, hits = judge(relevance, len(query), len(gallery), own, query.device, budget)
+        relevant, hits = judge_relevance(relevance, len(query), len(gallery), own, query.device, budget)
     lonely = relevant == 0
     if lonely.any():
         what = "are left out" if singletons == "skip" or lonely.all() else "count as misses"

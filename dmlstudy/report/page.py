@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from ..core.paths import asset, cores, outputs, root
 from ..core.text import duration, names, numbers
 from .files import data_note, view_of, write_output
 from ..study.config import PROFILES, QUESTIONS
-from ..study.executor import FailedRuns, Failure, Workers, explained, failure_table, places, run_batch
+from ..study.executor import FailedRuns, Failure, Workers, explained, failure_table, run_batch, worker_folders
 from ..study.methods import METHODS
 from ..study.plan import Job, all_runs, asked_by, jobs_of
 from dmlstudy.study.records import (
@@ -151,7 +151,7 @@ def draw(tasks: Sequence[tuple], workers: int | None = None) -> list[Failure]:  
     "Execute copies of notebooks side by side"
     failures = []
     with Workers(min(workers or cores(), 4, max(len(tasks), 1))) as pool:
-        for done in pool.each(execute_copy, [(*task, places()) for task in tasks]):
+        for done in pool.each(execute_copy, [(*task, worker_folders()) for task in tasks]):
             for (source, target, *_), future in [done] if done else []:
                 try:
                     failures += future.result()
@@ -324,7 +324,6 @@ def write_article() -> list[Failure]:  # empty if all is well
 def collect(
     profile: str,  # name in PROFILES
     runs: Iterable[Run] = (),  # what was asked for, in the profile's plan or not
-    out: Callable[[str], None] = print,  # takes messages about the files
 ) -> list[dict]:  # records of runs that were asked for beside the plan
     "Merge what this machine trained into the records of a profile, and the rest into those in `outputs/custom`"
     planned = {*all_runs(job for job in jobs_of(profile) if job.experiment != "search")}
@@ -335,7 +334,7 @@ def collect(
         for record in filter(None, map(own_record, some)):  # what stands in a file stays there
             places.setdefault(file_of(record["key"]) or file, []).append(record)
         for place, found in (places or {file: []}).items():
-            merge_records(place, found, out)
+            merge_records(place, found)
     return [record for run in beside if (record := load_record(run))]
 
 # %% ../../nbs/90_report.page.ipynb #c5107050
@@ -369,7 +368,6 @@ def show(
     profile: str,  # name in PROFILES
     questions: Sequence[str] = (),  # names in QUESTIONS; empty: all that the project has
     workers: int | None = None,  # None: one for each core, four at most
-    out: Callable[[str], None] = print,
 ) -> list[Failure]:  # empty if all is well
     "Draw the tables and figures of a profile from its records, some notebooks side by side, and write the report"
     from dmlstudy.report.tables import profile_records
@@ -386,8 +384,7 @@ def show(
         failures += write_article()
     write_report(profile)
     write_gallery(profile)
-    took = duration(time.perf_counter() - began)
-    out(f"{len(records)} records, {len(tasks)} notebooks drawn in {took}")
+    print(f"{len(records)} records, {len(tasks)} notebooks drawn in {duration(time.perf_counter() - began)}")
     return failures
 
 # %% ../../nbs/90_report.page.ipynb #97ask001

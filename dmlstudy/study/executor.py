@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['is_locked', 'history', 'FailedRuns', 'explained', 'records_for', 'record_for', 'default_workers', 'Workers',
-           'Failure', 'places', 'run_batch', 'BatchProgress', 'typical', 'each_known', 'failure_table', 'batch_status',
-           'state_of', 'fresh_outputs', 'differences', 'take_fresh']
+           'Failure', 'worker_folders', 'run_batch', 'BatchProgress', 'typical', 'each_known', 'failure_table',
+           'batch_status', 'state_of', 'fresh_outputs', 'differences', 'take_fresh']
 
 # %% ../../nbs/75_study.executor.ipynb #90b0807c
 import json
@@ -36,7 +36,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from ..core.paths import cores, outputs, root
+from ..core.paths import cores, outputs, reader_processes, root
 from ..core.text import duration, is_folder
 from .config import PROFILES
 from .plan import jobs_of
@@ -267,7 +267,7 @@ class Failure:
     key: str | None = None  # of the run; None if a notebook failed
 
 
-def places() -> dict[str, str]:
+def worker_folders() -> dict[str, str]:
     "The folders that a worker, which may have been started anywhere, shares with this process"
     return {"DMLSTUDY_ROOT": str(root()), "DMLSTUDY_OUTPUTS": str(outputs())}
 
@@ -277,8 +277,6 @@ _alone = threading.Lock()  # a process trains one run at a time, though a cluste
 
 def _work(run: Run, folders: Mapping[str, str], extend: str | None, sharing: int | None) -> bool:
     "In a worker: train a run, if it is not recorded. False: another process is training it"
-    from dmlstudy.data.loaders import reader_processes
-
     os.environ.update(folders)
     if extend:
         from dmlstudy.custom.losses import extend as read_methods
@@ -313,7 +311,7 @@ def run_batch(
     progress.say(f"{len(runs)} runs, {len(known)} of them recorded; {len(wanted)} to train")
     if not wanted:
         return failures
-    ask = lambda todo: [(run, places(), extend, None if executor else n) for run in todo]
+    ask = lambda todo: [(run, worker_folders(), extend, None if executor else n) for run in todo]
     with progress.bar, Workers(n, executor) as pool:
         todo, told = sorted(wanted, key=seconds, reverse=True), set()
         while todo:

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..core.paths import root, write_atomically
+from ..core.paths import reader_processes, root, write_atomically
 from ..core.random import generator
 from ..core.text import SHOWN
-from ..data.loaders import reader_processes
 from ..metrics import evaluate, evaluate_apart
 from ..models import FROZEN_STEMS
 from ..study.records import versions

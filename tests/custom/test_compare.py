@@ -83,7 +83,7 @@ def test_a_row_has_its_means_and_differences_of_common_draws():
     """The first baseline gives the difference, a second one has its own columns."""
     mine, first = values(0.5, 0.6, 0.7, first=91), values(1.0, 0.4, 0.55, 0.6)
     others = {"difference": first, "difference to Second": values(0.5, first=91)}
-    row = comparison.effects(mine, others, t_interval, lambda d: comparison._mean(d, False))
+    row = comparison.effect_row(mine, others, t_interval, lambda d: comparison._mean(d, False))
     d = np.array([10.0, 5.0, 10.0])
     half = stats.t.isf(0.025, 2) * d.std(ddof=1) / 3**0.5
     assert [row["recall@1"], row["map@r"]] == pytest.approx([60.0, 20.0])

@@ -16,7 +16,7 @@ from miniatures import (
 )
 
 from dmlstudy.data import archives
-from dmlstudy.data.archives import unpack
+from dmlstudy.data.archives import unpack_archive
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*It is taken all the same:UserWarning"
@@ -32,7 +32,7 @@ def test_a_full_disk_is_named_when_an_archive_is_unpacked(tmp_path, kind):
         (pack.write if kind == "zip" else pack.add)(tmp_path / "big", "big")
     with small_disk(small, 1024):
         with pytest.raises(OSError, match=f"No space left on device, .*a.{kind} was not unpacked: '{small}'"):
-            unpack(archive, small)
+            unpack_archive(archive, small)
         assert not [*small.iterdir()]
 
 
@@ -73,7 +73,7 @@ def test_bad_archives_are_refused_and_leave_nothing(tmp_path, kind, case):
             info.filename, info.external_attr = name, modes.get(type, 0) << 16
             z.writestr(info, "/etc/passwd")
     with pytest.raises(ValueError, match="was not unpacked: its member"):
-        unpack(archive, target)
+        unpack_archive(archive, target)
     assert [*target.iterdir()] == [] and sorted(p.name for p in tmp_path.iterdir()) == [archive.name, "below"]
 
 
@@ -89,13 +89,13 @@ def test_a_good_archive_is_unpacked_once(tmp_path, kind):
         with zipfile.ZipFile(archive, "w") as z:
             z.mkdir("a")
             [z.write(p, p.relative_to(source)) for p in source.rglob("*.*")]
-    assert unpack(archive, tmp_path / "target") == 2
+    assert unpack_archive(archive, tmp_path / "target") == 2
     assert (tmp_path / "target/a/b/x.jpg").read_bytes() == (source / "a/b/x.jpg").read_bytes()
     with pytest.raises(FileExistsError, match="already holds a"):
-        unpack(archive, tmp_path / "target")
+        unpack_archive(archive, tmp_path / "target")
     archive.write_bytes(archive.read_bytes()[:-80] if kind == "tgz" else b"PK" + archive.read_bytes()[2:-90])
     with pytest.raises(ValueError, match="damaged|neither a tar nor a zip"):
-        unpack(archive, tmp_path / "other")
+        unpack_archive(archive, tmp_path / "other")
     assert [p.name for p in (tmp_path / "target").iterdir()] == ["a"] and not [*(tmp_path / "other").iterdir()]
 
 
@@ -116,7 +116,7 @@ def packed(folder, kind):
 
 def refused(archive, target, says="download it again"):
     with pytest.raises(ValueError, match=says) as error:
-        unpack(archive, target)
+        unpack_archive(archive, target)
     assert str(archive) in str(error.value) and [*target.iterdir()] == []
 
 
@@ -132,7 +132,7 @@ def test_a_shortened_archive_is_refused(tmp_path, kind):
         archive.write_bytes(whole[:cut])
         refused(archive, target)
     archive.write_bytes(whole)
-    assert unpack(archive, target) == 20
+    assert unpack_archive(archive, target) == 20
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip"])
@@ -181,7 +181,7 @@ def test_an_archive_larger_than_the_disk_is_refused_before_it_is_written(tmp_pat
     monkeypatch.setattr(shutil, "copyfileobj", lambda *a: pytest.fail("written"))
     with small_disk(tmp_path / "small", 1024):
         with pytest.raises(OSError, match="No space left on device, .*x.zip was not unpacked"):
-            unpack(tmp_path / "x.zip", tmp_path / "small")
+            unpack_archive(tmp_path / "x.zip", tmp_path / "small")
 
 
 def test_more_members_than_any_data_set_has_are_refused(tmp_path, monkeypatch):

@@ -21,11 +21,11 @@ from dmlstudy.data import EMBEDDED, make_data
 from dmlstudy.data.loaders import splits_of
 from dmlstudy.data.omniglot import (
     alphabets,
-    attributes,
+    drawing_attributes,
+    load_drawings,
     load_omniglot,
-    load_parts,
     one_shot_runs,
-    packed,
+    packed_drawings,
     shrink,
     unpacked,
 )
@@ -104,7 +104,7 @@ def official(path: Path, folder: str, sizes: dict[str, int], images: np.ndarray,
 
 def test_official_archives_become_the_asset(tmp_path):
     """Two small archives and two one-shot runs in the official layout; the order of names in them plays no part."""
-    some = unpacked(packed()[:100]).reshape(5, 20, 105, 105)
+    some = unpacked(packed_drawings()[:100]).reshape(5, 20, 105, 105)
     sizes = {"background": {"Zulu": 2, "Greek": 1}, "evaluation": {"Atlantean": 2}}
     official(tmp_path / "images_background.zip", "images_background", sizes["background"], some[:3], 1, shuffled=True)
     official(tmp_path / "images_evaluation.zip", "images_evaluation", sizes["evaluation"], some[3:], 4, shuffled=True)
@@ -126,7 +126,7 @@ def test_official_archives_become_the_asset(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], **how)
     assert done.returncode == 0, done.stderr
     rows = np.frombuffer(lzma.decompress((tmp_path / "omniglot.xz").read_bytes()), np.uint8).reshape(-1, 105, 14)
-    assert (rows == packed()[:100]).all()
+    assert (rows == packed_drawings()[:100]).all()
     about = json.loads((tmp_path / "omniglot.json").read_text())
     assert {part: dict(about[part]) for part in sizes} == sizes and [*dict(about["background"])] == ["Zulu", "Greek"]
     assert about["runs"] == [[list(pair) for pair in run] for run in pairs]
@@ -134,7 +134,7 @@ def test_official_archives_become_the_asset(tmp_path):
 
 def test_the_asset_is_what_the_conversion_would_write():
     """Packed once more, the shipped drawings give the shipped bits."""
-    some = packed()[::50]
+    some = packed_drawings()[::50]
     assert lzma.decompress(conversion.pack(unpacked(some))) == some.tobytes()
     assert len(lzma.decompress(asset("omniglot.xz").read_bytes())) == 32460 * 105 * 14
 
@@ -144,7 +144,7 @@ def test_the_official_small_sets_are_slices_of_what_ships(archive):
     sizes = alphabets()["background"]
     start = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
     names, digest = SMALL[archive]
-    slices = [packed()[20 * start[name] : 20 * (start[name] + sizes[name])] for name in names]
+    slices = [packed_drawings()[20 * start[name] : 20 * (start[name] + sizes[name])] for name in names]
     assert hashlib.sha256(np.concatenate(slices)).hexdigest() == digest
 
 
@@ -163,7 +163,7 @@ def test_the_official_split():
 @pytest.mark.slow
 def test_it_is_unpacked_once():
     """A later process reads the cache, where nothing has to be decompressed."""
-    load_parts()  # kept from here on
+    load_drawings()  # kept from here on
     code = "import lzma; from dmlstudy.data import make_data; lzma.decompress = lzma.open = None; make_data('omniglot')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -172,7 +172,7 @@ def test_it_is_unpacked_once():
 @pytest.mark.parametrize("side", sample([24, 35, 52, 105], [24, 35, 52]))
 def test_a_small_drawing_is_the_average_of_a_large_one(side):
     """Against the plain definition, pixel by pixel."""
-    ink = unpacked(packed()[[5, 20000]])
+    ink = unpacked(packed_drawings()[[5, 20000]])
     found = shrink(ink, side)
     grid = np.linspace(0, 105, side + 1)
     for n, i, j in ((0, side // 2, side // 2), (1, side // 3, side // 2), (1, side // 2, side // 3)):
@@ -191,12 +191,12 @@ def test_a_small_drawing_is_the_average_of_a_large_one(side):
 
 def test_attributes_follow_the_images():
     test = load_omniglot().test
-    of = attributes(test)
+    of = drawing_attributes(test)
     assert len({*of["drawer"]}) == 20 * 20 and all(len(values) == 13180 for values in of.values())
-    ink = unpacked(packed()[19280:]).sum((1, 2))
+    ink = unpacked(packed_drawings()[19280:]).sum((1, 2))
     assert ink[of["ink"] == "little ink"].max() <= ink[of["ink"] == "some ink"].min()
     few = first_of_each_class(load_omniglot("omniglot_few").replicate(3).train, 4)
-    assert {name.rpartition("/")[2] for name in attributes(few)["drawer"]} == {"01", "02", "03", "04"}
+    assert {name.rpartition("/")[2] for name in drawing_attributes(few)["drawer"]} == {"01", "02", "03", "04"}
 
 
 # --- replicates ---
@@ -346,7 +346,7 @@ def test_pixels_alone_find_a_tenth_of_the_one_shot_answers_to_a_half():
 @pytest.mark.slow
 def test_the_modified_hausdorff_distance_errs_as_the_official_demo_says():
     """38.8 % by the demo of the official repository: drawings, runs and their order are the official ones."""
-    images, wrong = unpacked(packed()[19280:]), []
+    images, wrong = unpacked(packed_drawings()[19280:]), []
     points = lambda i: np.argwhere(images[i]) - np.argwhere(images[i]).mean(0)
     far = lambda tree, other: tree.query(other)[0].mean()  # mean distance of points to the nearest of the tree
     for run in one_shot_runs():

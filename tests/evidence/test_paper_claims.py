@@ -9,12 +9,12 @@ from grids import each
 
 from dmlstudy.core.paths import outputs
 from dmlstudy.evidence import paper_claims as claims
-from dmlstudy.evidence.paper_claims import Effect, evaluate_claims, read_ledger, verdict_of
+from dmlstudy.evidence.paper_claims import Effect, evaluate_claims, read_claims, verdict_of
 from dmlstudy.study.methods import METHODS
 
 
 def ledger() -> dict[str, dict]:
-    return {claim["id"]: claim for claim in read_ledger()}
+    return {claim["id"]: claim for claim in read_claims()}
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,9 @@ def test_every_old_module_is_tested():
 def test_every_old_name_is_that_of_its_new_module(module, names):
     old = importlib.import_module(f"dmlstudy.{module}")
     for name in names.split():
+        new = dmlstudy._RENAMED.get(f"{module}.{name}", name)
         with pytest.warns(
-            DeprecationWarning, match=rf"dmlstudy\.{module} is gone: from dmlstudy\.[\w.]+ import {name}$"
+            DeprecationWarning, match=rf"dmlstudy\.{module} is gone: from dmlstudy\.[\w.]+ import {new}$"
         ):
             found = getattr(old, name)
         assert found is not None or name.isupper()

@@ -483,7 +483,7 @@ def test_without_colour(page, tab):
     shapes = tab.run("SHAPES")
     assert len({*shapes}) == len(shapes) >= tab.run("meta.marks.length") == len(explorer.COLOURS)
     assert {*explorer.COLOURS} == explorer._WORDS["marks"].keys()
-    assert {*verdicts.VERDICTS, *claims.VERDICTS} == explorer._WORDS["verdicts"].keys()
+    assert {*verdicts.VERDICTS, *claims.CLAIM_VERDICTS} == explorer._WORDS["verdicts"].keys()
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ from work import calls
 from dmlstudy import cli, train
 from dmlstudy.core import paths
 from dmlstudy.core.paths import write_atomically
-from dmlstudy.data import loaders as feeds
 from dmlstudy.study import executor as batch
 from dmlstudy.study import records
 from dmlstudy.study.config import run_of
@@ -220,7 +219,7 @@ def test_a_run_goes_on_where_its_killed_process_was(study):
     run = small(steps=6, eval_every=2)
     checkpoint = records.run_folder(run) / "checkpoint.pt"
     with batch.Workers(1) as pool:
-        (done,) = filter(None, pool.each(_killed, [(run, batch.places())]))
+        (done,) = filter(None, pool.each(_killed, [(run, batch.worker_folders())]))
         with pytest.raises(BrokenProcessPool):
             done[1].result()
     assert checkpoint.exists() and not records.recorded(run)
@@ -666,7 +665,7 @@ def test_gpus_are_dealt_out_in_turn(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("sharing", [1, 2, 64])
 def test_runs_side_by_side_share_the_cores_among_their_readers(sharing):
-    assert feeds.reader_processes(sharing) == max(1, min(8, paths.cores() // sharing))
+    assert paths.reader_processes(sharing) == max(1, min(8, paths.cores() // sharing))
 
 
 @pytest.mark.usefixtures("quick")

@@ -26,11 +26,6 @@ def hold(file: str) -> None:
         time.sleep(0.1)
 
 
-def reader_processes(sharing: int | None) -> int:
-    """As in `dmlstudy.data.loaders`: how many processes read images."""
-    return 0
-
-
 def fit(run, **options) -> dict:
     """As in `dmlstudy.train`: the record that a run had when it was trained; of another run, any of them as its own."""
     import json
@@ -43,10 +38,10 @@ def fit(run, **options) -> dict:
 
 
 class Changed(MetaPathFinder):
-    """Finds the modules that train."""
+    """Finds the module that trains."""
 
     def find_spec(self, name, path, target=None):
-        if name not in ("dmlstudy.train", "dmlstudy.data.loaders"):
+        if name != "dmlstudy.train":
             return None
         spec = importlib.util.spec_from_file_location(name, __file__) if RECORDS else PathFinder.find_spec(name, path)
         load = spec.loader.exec_module
