@@ -8,8 +8,9 @@ __all__ = []
 
 # %% ../nbs/05_names.ipynb #d1159fe6
 import sys
+import tomllib
 from functools import partial
-from importlib import import_module
+from importlib import import_module, resources
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -77,30 +78,8 @@ __doc__ = """Deep metric learning: losses, miners, samplers, regularizers and me
 """ + "\n".join(f"{name:16s}  {line}" for name, (_, _, line) in _NAMES.items())
 
 # %% ../nbs/05_names.ipynb #0b1d0002
-_MOVED = {  # old module -> the modules that have its names now
-    **{"core": "core.checks core.paths core.random core.text study.run study.records", "methods": "study.methods"},
-    **{"records": "study.records study.selection report.files", "rules": "study.selection", "searches": "study.search"},
-    **{"study": "study.config study.search study.plan", "boxes": "study.search_space", "batch": "study.executor"},
-    **{"feeds": "data.loaders core.paths", "objectives": "train.objective", "stats": "stats.intervals"},
-    **{"sequences": "stats.sequential", "verdicts": "stats.decisions", "claims": "evidence.paper_claims"},
-    **{"ledger": "evidence.preregistered", "look": "report.style", "tables": "report.tables"},
-    **{"figures": "report.figures", "pictures": "custom.galleries", "report": "report.page"},
-    **{"explorer": "report.explorer", "own": "custom.losses", "comparison": "custom.compare"},
-    **{"folds": "custom.cross_validation", "kept": "custom.export", "serve": "custom.serve"},
-    **{"embeddings": "custom.embedding_files", "losses.tuples": "losses.triplet", "losses.batch": "losses.structured"},
-    **{"losses.proxies": "losses.classification", "losses.centers": "losses.proxy"},
-    **dict.fromkeys(("losses.views", "losses.pairs"), "losses.contrastive"),
-    **dict.fromkeys(("losses.memory", "losses.gather"), "losses.wrappers"),
-    **dict.fromkeys(("metrics.linear", "metrics.oneshot"), "metrics.probes"),
-    **{"metrics.space": "metrics.geometry", "models.lite": "models.efficientnet_lite", "data.files": "data.images"},
-    **{"data.layouts": "data.formats", "data.folder": "data.image_folder", "samplers.label": "samplers.by_class"},
-    **{"samplers.embedded": "samplers.coreset", "samplers.matching": "samplers.distribution"},
-}
-_RENAMED = {  # name of an old module -> what it is called now
-    **{"batch.places": "worker_folders", "claims.VERDICTS": "CLAIM_VERDICTS", "claims.read_ledger": "read_claims"},
-    **{"comparison.METRICS": "METRIC_WORDS", "comparison.draw": "draw_comparison", "comparison.effects": "effect_row"},
-    **{"comparison.shown": "shown_comparison", "explorer.packed": "compressed", "folds.SIZE": "WORTH"},
-}
+_OLD = tomllib.loads((resources.files("dmlstudy") / "assets" / "names.toml").read_text(encoding="utf-8"))
+_MOVED, _RENAMED = _OLD["moved"], _OLD["renamed"]  # old module -> where its names are; name of one -> its name now
 
 
 def _moved(old: str, name: str):

@@ -9,7 +9,9 @@ __all__ = ['lookup', 'hyperparameters_of', 'make_named', 'check_numbers']
 import difflib
 import inspect
 import math
+import tomllib
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from numbers import Integral, Real
 
 # %% ../../nbs/00_core.checks.ipynb #287a5042
@@ -21,17 +23,7 @@ def _likeness(wanted: str, name: str) -> float:  # 0 to 1
     return max([like(name), *parts])
 
 # %% ../../nbs/00_core.checks.ipynb #31a44621
-_ELSEWHERE = {  # names people type, in lower case; what is no name here is shown as it is
-    **{"learning_rate": "lr", "epochs": "steps", "iterations": "steps", "backbone": "model"},
-    **{"num_classes": "n_classes", "embedding_size": "dim", "indices_tuple": "loss(f, labels, triplets)"},
-    **{"ref_emb": "with_memory(loss, size)", "ref_labels": "with_memory(loss, size)"},
-    **{"tripletmarginloss": "triplet", "triplet_margin": "triplet", "crossbatchmemory": "with_memory(loss, size)"},
-    **{"liftedstructureloss": "lifted", "signaltonoiseratiocontrastiveloss": "snr", "npairsloss": "npair"},
-    **{"distributedlosswrapper": "gather(f, labels)", "accuracycalculator": "evaluate(f, labels)"},
-    **{"mperclasssampler": "spc", "m": "samples_per_class", "length_before_new_iter": "batches"},
-    **{"tripletmarginminer": "semihard", "distanceweightedtripletminer": "distance", "batchhardminer": "softhard"},
-    **{"precision_at_1": "recall@1", "mean_average_precision_at_r": "map@r", "mean_average_precision": "map@1000"},
-}
+_NAMES = tomllib.loads((resources.files("dmlstudy") / "assets" / "names.toml").read_text(encoding="utf-8"))
 
 
 def lookup(
@@ -43,7 +35,7 @@ def lookup(
     if name in known:
         return known[name] if isinstance(known, Mapping) else name
     names, wanted = [str(k) for k in known], str(name).lower()[:100]
-    wanted = _ELSEWHERE.get(wanted, wanted)
+    wanted = _NAMES["elsewhere"].get(wanted, wanted)
     score = {n: _likeness(wanted, n.lower()) for n in names}
     least = max(0.5, max(score.values(), default=0) - 0.15)
     near = [n for n in sorted(names, key=score.get, reverse=True) if score[n] >= least][:3]

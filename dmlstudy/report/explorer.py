@@ -93,8 +93,7 @@ def compressed(data: Mapping) -> str:
     return base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
 
 # %% ../../nbs/91_report.explorer.ipynb #d86c27ca
-_SHARES = (*_BEST, "coarse_recall", "within_recall", "same_visit", "one_shot_error")
-_SHARES += ("linear_accuracy", "pair_accuracy", "tar@")
+_SHARES = (*_BEST, *_WORDS["shares"])
 
 # %% ../../nbs/91_report.explorer.ipynb #d86c27cb
 def metric_words(
@@ -109,18 +108,13 @@ def metric_words(
     return {"name": metric, "title": title, "percent": name.startswith(_SHARES), "better": name.startswith(_BEST)}
 
 # %% ../../nbs/91_report.explorer.ipynb #438088c1
-_FIRST = ("recall@1", "map@r", "nmi", "rho", "train/recall@1", "train/rho")  # others follow by name
-_ALSO = "recall@10 map_c norm_mean norm_cv step validation/recall@1 within_recall@1 one_shot_error"
-_ALSO += " visits/recall@1 same_visit pair_accuracy tar@0.01 tar@0.1 linear_accuracy"
-
-
 def value_columns(
     records: Sequence[Mapping],
 ) -> list[dict]:  # as from `metric_words`, and values: rule -> a number for each run
     "Metrics under all rules"
     found = {rule: [selected(record, rule) for record in records] for rule in SELECTIONS}
     names = {name for values in found.values() for own in values for name in own}
-    metrics = [metric_words(name) for name in (*_FIRST, *_ALSO.split()) if name in names]
+    metrics = [metric_words(name) for name in _WORDS["metrics"] if name in names]
     for m in metrics:
         columns = {rule: [own.get(m["name"], np.nan) for own in values] for rule, values in found.items()}
         m["values"] = {rule: rounded(values, m["percent"]) for rule, values in columns.items()}
@@ -246,9 +240,7 @@ _CENTERS = "proxy_anchor proxynca_pp subcenter_arcface center_contrastive potent
 def method_entry(name: str) -> dict:  # name, mark (place in COLOURS), paper
     "A method as the page shows it"
     arm, row = arm_of(name), METHODS.get(name)
-    family = (
-        "proxy" if row and row.loss in _CENTERS.split() else family_of(name)
-    )  # `83_report.style` knows those of the papers
+    family = "proxy" if row and row.loss in _CENTERS.split() else family_of(name)  # which knows those of the papers
     mark = [*COLOURS].index(family if arm == "alone" else arm)
     return {"name": name, "mark": mark, "paper": _WORDS["papers"].get(row.protocol if row else "ours", "This study")}
 
