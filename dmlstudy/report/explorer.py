@@ -299,7 +299,7 @@ def explorer_data(profile: str) -> dict:  # for JSON
     known["dataset"] = [entry["name"] for entry in datasets]
     coded = {name: pd.Categorical(runs[of], known[name]).codes.tolist() for name, of in names.items()}
     verdicts = {code: (mark, WORDS.get(code, words)) for code, (mark, words) in _WORDS["verdicts"].items()}
-    rules = [{"name": r, **_WORDS["rules"].get(r, {"title": r, "short": r})} for r in SELECTIONS]
+    rules = [{"name": r, **{part: _WORDS["rules"][r][part] for part in ("title", "short")}} for r in SELECTIONS]
     about = "The runs of the whole study" if len(parts) > 1 else about[0].upper() + about[1:].rstrip(".")
     return {
         **{"profile": profile, "about": f"{about}.", "note": data_note(records), "runs": len(records)},

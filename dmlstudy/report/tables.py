@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..core.checks import lookup
 from ..core.paths import asset, outputs, write_atomically
-from .files import data_note, markdown, tidy, write_table
+from .files import _WORDS, data_note, markdown, tidy, write_table
 from ..stats.intervals import t_interval, tied_with_best
 from ..study.config import PROFILES, setting_of
 from ..study.methods import ROLES, role
@@ -218,14 +218,6 @@ def layout(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/85_report.tables.ipynb #79fa9eeb
-_RULES = {
-    "validation": "early stopping: all metrics at the epoch with the best recall@1 on validation classes",
-    "window": "mean of the three evaluations around the best recall@1 on validation classes",
-    "best_test": "best on test: each metric's own maximum over epochs, as the papers report",
-    "last": "last step: all metrics after it",
-}
-
-
 def source_note(
     profile: str,
     records: Sequence[Mapping],  # those that were used
@@ -282,13 +274,14 @@ def write_comparison(
 ) -> pd.DataFrame:  # as shown under that rule; of several tables the first
     "Write our means beside the reported numbers; the other rules follow below"
     rules = [r for r in sorted(SELECTIONS, key=lambda r: r != selection) if (table["selection"] == r).any()]
+    said = lambda rule: f"Rule `{rule}`: {_WORDS['rules'][rule]['said']}"
     first, *others = _pages(table, columns, rows, rules[0])
     further, free = {"Further columns": others} if others else {}, {at: k for at, k in columns.items() if len(at) == 2}
-    further |= {f"Rule `{rule}`: {_RULES[rule]}": _pages(table, free, rows, rule) for rule in rules[1:]}
+    further |= {said(rule): _pages(table, free, rows, rule) for rule in rules[1:]}
     more = [text for head, pages in further.items() for text in (f"## {head}", *map(markdown, pages))]
     caption = (
         f"{title} Values in %: mean ± half-width of the 95 % t-interval over replicates "
-        f"(reported: standard deviation). {TIES} Rule `{rules[0]}`: {_RULES[rules[0]]}."
+        f"(reported: standard deviation). {TIES} {said(rules[0])}."
     )
     note = source_note(profile, records, [*dict.fromkeys(dataset for dataset, *_ in columns)])
     write_table(stem, table, first, caption, "\n\n".join([note, *more]), profile)
