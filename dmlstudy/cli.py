@@ -179,8 +179,7 @@ def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str
     trained = [name for name in methods if lookup("method", name, METHODS).loss]
     _try_all([name for name in trained if METHODS[name].make], folders, args.profile)
     if args.dry_run:  # the last run of a fold has one of the rates that were tried
-        runs = lambda f, one: [*f.trials(*one), f.run(*one)]
-        wanted = {f: [run for d in f.draws for m in trained for run in runs(f, (m, d))] for f in studies}
+        wanted = {f: [run for d in f.draws for m in trained for run in (*f.trials(m, d), f.run(m, d))] for f in studies}
         job = lambda f: SimpleNamespace(experiment="folds", dataset=f.dataset, strict_data=True, runs=lambda: wanted[f])
         return _dry_run([*map(job, studies)], args.jobs)
     train = lambda runs, later: _train(args, runs, later)
@@ -189,19 +188,17 @@ def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
-    from dmlstudy.custom.compare import _search_choice, _try_all, usual_draws
+    from dmlstudy.custom.compare import _try_all, usual_draws
     from dmlstudy.custom.losses import extend
     from dmlstudy.report.page import collect
     from dmlstudy.study.config import PROFILES
     from dmlstudy.study.methods import METHODS
     from dmlstudy.study.plan import all_runs, jobs_of
-    from dmlstudy.study.records import load_record
 
     if args.fresh or args.experiments or args.questions:
         known = "--fresh, --questions and --experiments"
         raise ValueError(f"--extend and folders of images go without {known}: they train what is new")
-    if args.extend:
-        args.extend = str(Path(args.extend).resolve())
+    args.extend = args.extend and str(Path(args.extend).resolve())
     began, folders = time.perf_counter(), _own_images(args)
     own = extend(args.extend) if args.extend else []  # also where methods are named: some of them may be in that file
     chosen = names(args.methods, ";")
@@ -223,18 +220,34 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     _try_all(methods, datasets, args.profile)
     at = profile.trial_draws
     trials = jobs_of(args.profile, ["search"], datasets, methods=methods, **at) if at and methods else []
+    status = _dry_run([*trials, *jobs], args.jobs)
     if args.dry_run:
-        return _dry_run([*trials, *jobs], args.jobs)
-    failures = _train(args, all_runs(trials)) if trials else []
-    if not failures:
-        _search_choice(methods, datasets, args.profile, load_record)
+        return status
+    if not (failures := _search_own(args, methods, trials, jobs, datasets, seeds)):
         failures = _train(args, all_runs(jobs))
         collect(args.profile, all_runs(jobs))
     _print_comparison(args, methods, datasets, seeds)
     return _end(None, failures, began)
 
+# %% ../nbs/99_cli.ipynb #68e29188
+def _search_own(args: argparse.Namespace, methods: list, trials: list, jobs: list, datasets: list, seeds: list) -> list:
+    "Search the rates of methods of one's own, after a first answer on one replicate; failures"
+    from dmlstudy.custom.compare import _search_choice
+    from dmlstudy.study.plan import all_runs
+    from dmlstudy.study.records import load_record, recorded
+
+    if not all(map(recorded, tried := all_runs(trials))):
+        first = all_runs(job for job in jobs if seeds[0] == (job.replicate if job.seed is None else job.seed))
+        if failures := _train(args, first):
+            return failures
+        _print_comparison(args, methods, datasets, seeds[:1], first=True)
+        if failures := _train(args, tried):
+            return failures
+    _search_choice(methods, datasets, args.profile, load_record)
+    return []
+
 # %% ../nbs/99_cli.ipynb #e1f09aad
-def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: list[str], seeds: list[int]) -> None:
+def _print_comparison(args: argparse.Namespace, methods: list, datasets: list, seeds: list, first=False) -> None:
     "Set methods of one's own beside named baselines"
     from dmlstudy.custom.compare import (
         _NO_ROWS,
@@ -249,8 +262,10 @@ def _print_comparison(args: argparse.Namespace, methods: list[str], datasets: li
 
     against = names(args.against, ";")
     beside = [name for name in names(args.methods, ";") if not METHODS[name].make]  # used where no other was named
-    table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside])
-    if methods and not table["yours"].any():
+    table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside], [] if first else None)
+    if first:
+        print("First answer, provisional: one replicate, rates that no search chose", *verdicts(table), sep="\n")
+    elif methods and not table["yours"].any():
         print("No custom method was trained, so there is nothing to compare")
     elif not table.empty:
         print(shown_comparison(table, SIZE).to_string(index=False), *verdicts(table), sep="\n")

@@ -177,12 +177,9 @@ def whitening(
     labels: torch.Tensor | None = None,  # (N,): whiten the covariance within classes; None: that of all images
 ) -> Callable:  # ridge -> weight (p, p) and bias (p,) of a linear layer
     "Return the linear layers that whiten features"
-    rest = f = f.double()
-    if labels is not None:
-        counts = labels.bincount(minlength=int(labels.max()) + 1)[:, None].clamp(min=1)
-        rest = f - (f.new_zeros(len(counts), f.shape[1]).index_add_(0, labels, f) / counts)[labels]
-    else:
-        rest = f - f.mean(0)
+    f, labels = f.double(), torch.zeros(len(f), dtype=torch.int64) if labels is None else labels
+    counts = labels.bincount()[:, None].clamp(min=1)
+    rest = f - (f.new_zeros(len(counts), f.shape[1]).index_add_(0, labels, f) / counts)[labels]
     values, vectors = torch.linalg.eigh(rest.T @ rest / len(f))
 
     def layer(ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,15 +212,12 @@ def features(
     return {part: torch.stack([held[path] for path in splits_of(run)[part].images.paths]) for part in parts}
 
 # %% ../../nbs/94_custom.cross_validation.ipynb #4532f09c
-_JUDGED = (*METRIC_WORDS,)
-
-
 def _scores(f: torch.Tensor, split, visits: bool) -> dict[str, float]:  # metric -> value; "apart ...": the other way
     "Measure an embedding among all images, and without visits or near-duplicates of the query"
-    plain, out = evaluate(f, split.labels, _JUDGED, progress=False), {}
-    apart = evaluate_apart(f, split.labels, split.groups, _JUDGED) if split.groups is not None else {}
-    out |= {name: value for name, value in (apart if visits else plain).items()}
-    return out | {f"apart {m}": v for m, v in (plain if visits else apart).items() if m in USES}
+    plain = evaluate(f, split.labels, (*METRIC_WORDS,), progress=False)
+    apart = evaluate_apart(f, split.labels, split.groups, (*METRIC_WORDS,)) if split.groups is not None else {}
+    first, other = (apart, plain) if visits else (plain, apart)
+    return first | {f"apart {m}": v for m, v in other.items() if m in USES}
 
 
 @lru_cache(maxsize=64)
@@ -254,11 +248,12 @@ def chosen_place(curves: Mapping[str, Mapping]) -> int:  # place in the curves; 
 def chosen_values(record: Mapping, visits: bool = False) -> dict[str, float]:
     "Values on test classes at the chosen step, where visits differ those between them; the validation score"
     curves, at = record["curves"], chosen_place(record["curves"])
-    plain, apart = ({m: v[at] for m, v in curves.get(name, {}).items() if m in _JUDGED} for name in ("test", "apart"))
-    found = {**(apart if visits else plain)} | {"start kept": curves["test"]["step"][at] == 0}
-    found |= {f"apart {m}": v for m, v in (plain if visits else apart).items() if m in USES}
+    chosen = lambda name: {m: v[at] for m, v in curves.get(name, {}).items() if m in METRIC_WORDS}
+    found, other = map(chosen, ("apart", "test") if visits else ("test", "apart"))
+    found |= {f"apart {m}": v for m, v in other.items() if m in USES}
     held = curves.get("validation")
-    return found | {"judged": np.mean([held[name][at] for name in USES]) if held else np.nan}
+    judged = np.mean([held[name][at] for name in USES]) if held else np.nan
+    return found | {"start kept": curves["test"]["step"][at] == 0, "judged": judged}
 
 # %% ../../nbs/94_custom.cross_validation.ipynb #6591639e
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ def _frame(file: Path):  # a table of pandas, which arrays do without
     try:
         if file.suffix.lower() == ".parquet":
             return pd.read_parquet(file)
-        table = pd.read_csv(file, sep="\t" if file.suffix.lower() == ".tsv" else ",")
+        with open(file, encoding="utf-8-sig") as lines:
+            mark = max(",;\t", key=next(lines, "").count)
+        table = pd.read_csv(file, sep=mark)
     except ImportError as error:
         raise ValueError(f"{file} needs pyarrow: pip install 'dmlstudy[formats]'") from error
     except (ValueError, UnicodeError) as error:
@@ -86,8 +88,10 @@ def vector_columns(
                 lookup("column", mark, [*map(str, others)])
     else:
         numbers = table[others].select_dtypes("number")
-        whole = (numbers == numbers.round()).all() & numbers.apply(lambda v: v.is_unique) & (len(table) > 2)
-        found = [name for name in numbers if not whole[name] and not _IDS.fullmatch(str(name))]
+        whole = {name for name, v in numbers.items() if len(v) > 2 and (v == v.round()).all()}
+        few = 2 * len(whole) < numbers.shape[1]  # among fractions, whole numbers are a price or a year
+        counts = lambda name, v: name in whole and (v.is_unique or few and v.any())
+        found = [name for name, v in numbers.items() if not counts(name, v) and not _IDS.fullmatch(str(name))]
     return found, [name for name in others if name not in found]
 
 

@@ -131,17 +131,7 @@ def _points(f: np.ndarray, normalize: bool) -> np.ndarray:  # (N, D) float32, wh
     f = torch.from_numpy(np.asarray(f, np.float32))
     return (nn.functional.normalize(f, dim=1) if normalize else f).numpy()
 
-
-def _bytes(array: np.ndarray) -> bytes:
-    np.save(memory := io.BytesIO(), array)
-    return memory.getvalue()
-
 # %% ../../nbs/95_custom.export.ipynb #8fd35a11
-def _embedded(run: Run, weights: dict, images: Files) -> np.ndarray:
-    network = _network(run, weights).to("cuda" if torch.cuda.is_available() else "cpu")
-    return embed(network, images, transform=make_transform(run.transform, False, run.model)).cpu().numpy()
-
-
 def keep_model(
     row: str,  # as from `fold_answers`
     folds: Folds,  # the model is of the first fold, the distance to cut at of the first round
@@ -159,7 +149,8 @@ def keep_model(
         data = data_of(run)
         known = () if i else data.train.images.paths  # of the exported network all, of the others what it never saw
         files = Files(data.test.images.folder, [*known, *data.test.images.paths])
-        f = _embedded(run, weights, files)
+        net = _network(run, weights).to("cuda" if torch.cuda.is_available() else "cpu")
+        f = embed(net, files, transform=make_transform(run.transform, False, run.model)).cpu().numpy()
         parts.append((f[len(known) :], data.test.labels.numpy()))
         if not i:
             first = run, weights, normalize, data, files, f
@@ -220,7 +211,7 @@ _FILES = """| file | what it holds |
 | `index.faiss` | the same points to search in, by squared distance; it is there where faiss was |
 """
 _USE = """```python
-
+from {} import load
 
 kept = load("this folder")
 points = kept.embed(["photo.jpg"])
@@ -261,13 +252,14 @@ def page(
         f"* **Where to cut?** {threshold_said(card['verification'])}",
         f"* **Made with** {', '.join(f'{name} {v}' for name, v in card['versions'].items())}.\n",
     ]
-    return "\n".join([*lines, _FILES.format(dim=card["dim"]), _USE])
+    return "\n".join([*lines, _FILES.format(dim=card["dim"]), _USE.format("dmlstudy.custom.export")])
 
 # %% ../../nbs/95_custom.export.ipynb #efb95f5d
 def _write_gallery(folder: Path, f: np.ndarray, names: Sequence[str], files: Files, normalize: bool) -> None:
     "The embeddings of all images, their paths and classes, and an index where faiss is installed"
     f = _points(f, normalize)
-    write_atomically(folder / "embeddings.npy", _bytes(f))
+    np.save(memory := io.BytesIO(), f)
+    write_atomically(folder / "embeddings.npy", memory.getvalue())
     lines = (f"{path}\t{name}\n" for path, name in zip(files.paths, names, strict=True))
     write_atomically(folder / "names.txt", os.fsencode("".join(lines)))
     if util.find_spec("faiss"):
@@ -491,8 +483,8 @@ class _Plan:
         trials = {(m, d): self.folds.trials(m, d) for d in draws for m in methods}
         whole = {one: all(map(recorded, runs)) for one, runs in trials.items()}  # else its rate is not known yet
         last = {one: (self.folds.chosen if whole[one] else self.folds.run)(*one) for one in trials}
-        found = [record for runs in trials.values() for run in runs if (record := load_record(run))]
-        seconds = typical([*each_known(), *found])
+        done = filter(None, map(load_record, [run for runs in (*trials.values(), last.values()) for run in runs]))
+        seconds = typical([*done] or each_known())  # as runs of this folder took, as soon as there are some
         first = {one for one in trials if one[1] == draws[0] and one[0] in methods[:FIRST]}
         cost = lambda runs: sum(seconds(run) for run in runs if not recorded(run)) / self.workers
         group = lambda ones: [run for one in ones for run in trials[one]]
@@ -513,8 +505,9 @@ class _Plan:
         stages = self.stages()
         names = [*stages][[*stages].index(stage) :]
         left = {name: stages[name][1] for name in names}
-        ahead = ", ".join(f"{name} {duration(seconds)}" for name, seconds in left.items())
-        self.out(f"{stage} begins; about {duration(sum(left.values()))} to go: {ahead}")
+        ahead = ", ".join(f"{name} {duration(seconds)}" for name, seconds in left.items() if seconds)
+        if left[stage]:
+            self.out(f"{stage} begins; about {duration(sum(left.values()))} to go: {ahead}")
         keys = {name: [run.key() for run in runs] for name, (runs, _) in stages.items()}
         write_atomically(self.file, json.dumps({"data set": self.folds.dataset, "stage": stage, "runs": keys}))
         return sum(left.values()) - left[stage]
@@ -532,9 +525,8 @@ def study_folder(
     plan.begin("features")
     still_values(folds.run("ImageNet", first))
     later, some = plan.begin("first answer"), methods[:FIRST]
-    failures = train([run for m in some for run in folds.trials(m, first)], later)
-    failures = failures or train([folds.chosen(m, first) for m in some], later)
-    if failures:
+    tried = [run for m in some for run in folds.trials(m, first)]
+    if failures := train(tried, later) or train([folds.chosen(m, first) for m in some], later):
         return failures
     out(first_answer(folds, some))
     later, each = plan.begin("search"), [(m, draw) for draw in folds.draws for m in methods]
@@ -555,7 +547,6 @@ def folder_status() -> list[dict]:  # data set, stage, runs, recorded, training,
         for stage, keys in plan["runs"].items():
             states = [*map(state_of, keys)]
             counts = {name: states.count(name) for name in ("recorded", "training", "failed")}
-            now = "*" if stage == plan["stage"] else ""
-            name = {"data set": plan["data set"].rpartition("/")[2], "stage": stage + now}
-            rows.append(name | {"runs": len(keys), **counts})
+            name = {"data set": plan["data set"].rpartition("/")[2], "stage": stage + "*" * (stage == plan["stage"])}
+            rows += [name | {"runs": len(keys), **counts}] if keys or stage == plan["stage"] else []
     return rows

@@ -136,8 +136,7 @@ class Own:
 
     def row(self) -> str:
         "The name of its row"
-        made = type(self.loss) if isinstance(self.loss, nn.Module) else self.loss
-        return self.name or made.__name__
+        return self.name or (type(self.loss) if isinstance(self.loss, nn.Module) else self.loss).__name__
 
     def parts(self, n_classes: int, dim: int, seed: int = 0, **args) -> tuple[Loss, Callable | None]:
         "A new loss, with arguments that a search has set, and a miner where there is one"
@@ -351,12 +350,11 @@ def extend(
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}: name a Python file that holds a loss")
-    content = path.read_bytes()
     if path.suffix != ".py":
         raise ValueError(f"{path} is not a Python file: its name ends in .py")
     try:
         files = local_sources(path)
-        source = hashlib.sha256(b"".join(one.read_bytes() for one in files) or content).hexdigest()[:12]
+        source = hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()[:12]
         if _read.get(path, ("",))[0] == source:
             return _read[path][1]
         spec = util.spec_from_file_location(f"dmlstudy_own_{path.stem}", path)
@@ -377,13 +375,8 @@ def _rows(module) -> dict[str, object]:  # name -> loss
     kinds += [v for v in held.values() if _is_loss(v) and v.__module__ == module.__name__]
     # a base class is not a row, nor what an Own stands for
     used = {base for kind in kinds for base in getattr(kind, "__mro__", ())[1:]}
-    used |= {
-        x
-        for v in held.values()
-        if isinstance(v, Own)
-        for x in (type(v.loss), v.loss)
-        if isinstance(x, type) or _is_loss(x)
-    }
+    meant = [x for v in held.values() if isinstance(v, Own) for x in (type(v.loss), v.loss)]
+    used |= {x for x in meant if isinstance(x, type) or _is_loss(x)}
     found = {k: v for k, v in held.items() if isinstance(v, Own | nn.Module) or v in kinds and v not in used}
     if not found:
         said = "define a class of torch.nn.Module that is called with f and labels, or a function of f and labels"

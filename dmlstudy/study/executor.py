@@ -308,7 +308,8 @@ def run_batch(
     seconds = typical(each_known()) if wanted else None
     n = max(1, min(workers or default_workers(), len(wanted)))
     progress = BatchProgress(wanted, seconds, n, out, later)
-    progress.say(f"{len(runs)} runs, {len(known)} of them recorded; {len(wanted)} to train")
+    if runs:
+        progress.say(f"{len(runs)} runs, {len(known)} of them recorded; {len(wanted)} to train")
     if not wanted:
         return failures
     ask = lambda todo: [(run, worker_folders(), extend, None if executor else n) for run in todo]

@@ -104,10 +104,13 @@ def test_numbering_is_no_dimension_unless_it_is_named(files, capsys):
     f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
     table = pd.DataFrame(f, columns=[f"d{i}" for i in range(8)]).assign(label=y)
     table.assign(sku=np.random.default_rng(1).permutation(120) * 10).to_csv(files / "sku.csv", index=False)
+    table.assign(price=np.arange(120) % 7).to_csv(files / "price.csv", index=False, sep=";")
     table.assign(photoID=np.arange(120) // 5, Unnamed=1.5).to_csv(files / "id.csv")
     first = told([files / "f.npy", files / "y.npy", "--metrics", "recall@1"], capsys)
     said = told([files / "sku.csv", "--metrics", "recall@1"], capsys)
     assert said == "8 dimensions: d0 to d7; not taken: sku\n" + first
+    said = told([files / "price.csv", "--metrics", "recall@1"], capsys)  # whole numbers among fractions; semicolons
+    assert said == "8 dimensions: d0 to d7; not taken: price\n" + first
     said = told([files / "id.csv", "--columns", "d*", "--metrics", "recall@1"], capsys)
     assert said == "8 dimensions: d0 to d7; not taken: Unnamed: 0, photoID, Unnamed\n" + first
     assert told([files / "sku.csv", "--columns", "d*", "sku"], capsys).startswith("9 dimensions: d0 to sku\n")

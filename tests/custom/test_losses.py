@@ -15,6 +15,7 @@ from dmlstudy.custom import compare as comparison
 from dmlstudy.custom import losses as own
 from dmlstudy.stats.decisions import verdict
 from dmlstudy.study import config
+from dmlstudy.study.executor import record_for
 from dmlstudy.study.methods import METHODS
 from dmlstudy.study.records import load_record
 from dmlstudy.study.run import make_run
@@ -128,6 +129,27 @@ def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     (told,) = comparison.verdicts(table)
     word = comparison.COMPARED[verdict(row["difference low"], row["difference high"], 0.5)]
     assert "against Softmax, in points: recall@1 " in told and f"]: {word}; MAP@R" in told and "replicates: 5" in told
+
+
+@pytest.mark.slow
+def test_a_plan_says_its_time_and_a_first_answer_comes_before_the_search(tmp_path, monkeypatch, capsys):
+    """One replicate with the rate of the protocol; not again once the trials are recorded."""
+    search = {"trials": 2, "replicates": [101], "folds": [0], "rule": "window", "lr": [1e-4, 1e-3]}
+    more = {"search": search, "replicates": (20, 21), "tuned": "tuned_race.json"}
+    monkeypatch.setitem(config.PROFILES, "race", replace(config.PROFILES["drill"], **more))
+    monkeypatch.setattr(cli, "_train", lambda args, runs: [*map(record_for, runs)][:0])  # in this process
+    (file := tmp_path / "my_method.py").write_text(SEARCHED)
+    words = ["run", "--extend", str(file), "--profile", "race", "--against", "Softmax", "--jobs", "1"]
+    own.extend(file)
+    runs = [config.run_of("race", "glyphs_fine", m, None, replicate=20) for m in ("Searched", "Softmax")]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    plan, rest = said.split("First answer, provisional: one replicate, rates that no search chose\n")
+    assert "search glyphs_fine     2 " in plan and "6 runs on 1 workers: about" in plan
+    a, b = (100 * selected(load_record(run), "window")["recall@1"] for run in runs)
+    assert f"On glyphs_fine, Searched against Softmax, in points: recall@1 {a - b:+.1f}; MAP@R" in rest.split("\n")[0]
+    assert rest.split("\n")[0].endswith("(replicates: 1).") and "replicates: 2" not in rest.split("\n")[0]
+    assert cli.main(words) == 0 and "First answer" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

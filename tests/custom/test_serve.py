@@ -66,6 +66,21 @@ def server(model):
         assert process.wait(900) == 0 and "Traceback" not in process.stderr.read()
 
 
+def test_the_page_of_a_model_reads_it(model, monkeypatch):
+    """The lines of Python in README.md, run in the model's folder."""
+    import json
+
+    from dmlstudy.custom.export import page
+
+    card = json.loads((model / "card.json").read_text())
+    card |= {"sizes": {"train": 12}, "classes": {"train": ["a", "b"]}, "intervals": {"recall@1": [0.5, 0.4, 0.6]}}
+    lines = page(card | {"folds": 8, "versions": {}}).split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(model)
+    there = {}
+    exec(lines.replace("this folder", ".").replace("photo.jpg", "5.png"), there)
+    assert there["points"].shape == (1, 16) and there["lines"][0, 0] == 5 and there["distances"][0, 0] < 1e-3
+
+
 def test_the_command_says_what_is_missing(model, capsys):
     assert cli.main(["search", "--model", str(model)]) == 2
     assert "name images to find the nearest to, or give --serve" in capsys.readouterr().err
