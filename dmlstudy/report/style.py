@@ -88,14 +88,15 @@ def marker_of(dataset: str) -> str:  # of matplotlib
 
 
 def colour_key(figure, meanings: Sequence[str]) -> None:
-    "Say once, above a figure, what its colours mean"
+    "Name the colours of a figure once, above it"
     points = [plt.Line2D([], [], ls="", marker="o", color=COLOURS[m]) for m in meanings]
     space = {"handletextpad": 0.1, "columnspacing": 1, "borderpad": 0}
-    figure.legend(points, meanings, loc="outside upper left", ncol=len(meanings), **space)
+    words = {"switched": "ρ-regularised", "alone": "nothing added"}
+    figure.legend(points, [words.get(m, m) for m in meanings], loc="outside upper left", ncol=len(meanings), **space)
 
 # %% ../../nbs/83_report.style.ipynb #e4a1b7c2
 def explain(figure, text: str) -> None:
-    "Say what points, lines, colours and dashes of a figure are: in an empty panel, or below"
+    "Explain points, lines, colours and dashes of a figure in an empty panel, or below it"
     ax = next((ax for ax in figure.axes if not (ax.axison or ax.has_data())), None)
     width = figure.bbox.width / figure.dpi * (ax.get_position().width if ax else 1.0)
     where, place = (ax, "upper left") if ax else (figure, "outside lower left")

@@ -245,8 +245,7 @@ def source_note(
         )
     if sets and any(r["run"]["method"] == "ImageNet" for r in records):
         text += " Method `ImageNet` is the network before training; that of the glyphs was pre-trained on other glyphs."
-    note = data_note(records)
-    return text + f" **{note} They cannot be compared with reported numbers.**" * bool(note)
+    return text + (f" **{n} They cannot be compared with reported numbers.**" if (n := data_note(records)) else "")
 
 # %% ../../nbs/85_report.tables.ipynb #21ec5a44
 _WIDEST = 10  # columns that fit on a page

@@ -1,6 +1,6 @@
 """Texts use the terms of the glossary: phrases that have no other meaning, and lengths of sentences.
 
-`python tests/notebooks/test_words.py` writes the counts that may only fall to `tests/cases/words.json`.
+`python tests/notebooks/test_words.py` writes counts that may only fall to `tests/cases/words.json` and `lengths.json`.
 """
 
 import ast
@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = ROOT / "tests/cases/words.json"  # text -> phrases that it may still hold
+LENGTHS = ROOT / "tests/cases/lengths.json"  # answer or first cell -> words that it may still be too long
 ORDINALS = "second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth"
 ORDINALS = f"{ORDINALS} sixteenth seventeenth eighteenth nineteenth first later".replace(" ", "|")
 PHRASES = {  # say instead -> what not to say
@@ -102,6 +103,31 @@ def prose(text: str) -> str:
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 
+def sentences(text: str) -> list[str]:
+    """Sentences of a paragraph, without a formula's or a number's points."""
+    return [s for s in re.split(r"(?<=[.:?!;])\**\s+(?=[A-Z*$`(\[ρδ])", " ".join(text.split())) if s]
+
+
+def too_long() -> dict[str, int]:
+    """Answer or first cell of a question -> words over its limit: 35, 80, and 40 for each sentence."""
+    found = {}
+    for path in sorted((ROOT / "outputs/answers").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        found[f"answer {path.stem}"] = max(len(text.split()) - 35, 0)
+    for path in sorted((ROOT / "nbs/experiments").glob("*/*.ipynb")):
+        text = prose("".join(notebook(path)[0]["source"]).partition("\n")[2].replace("> ", ""))
+        parts = [s for part in re.split(r"\n\s*\n", text) for s in sentences(part)]
+        longest = max((len(s.split()) for s in parts), default=0)
+        found[f"first cell {path.stem}"] = max(len(text.split()) - 80, longest - 40, 0)
+    return {name: over for name, over in found.items() if over}
+
+
+def test_answers_and_first_cells_are_short():
+    allowed = json.loads(LENGTHS.read_text(encoding="utf-8"))
+    over = {name: words for name, words in too_long().items() if words > allowed.get(name, 0)}
+    assert not over, "words too many: " + str(over)
+
+
 def test_the_readme_is_short():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 1400
@@ -120,3 +146,4 @@ def test_the_readme_is_short():
 if __name__ == "__main__":
     counts = {name: len(hits) for name, hits in offenders().items()}
     COUNTS.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
+    LENGTHS.write_text(json.dumps(too_long(), indent=1) + "\n", encoding="utf-8")
