@@ -112,11 +112,12 @@ def training_said(
 PRECISION = 0.9  # stated for the distance to cut at
 
 
-def _pairs(f: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:  # at most 1,000 queries
-    "Distances of queries to all other images, rising, whether they are of one class, and the number of queries"
+def _pairs(f: np.ndarray, labels: np.ndarray, visits=None) -> tuple[np.ndarray, np.ndarray, int]:  # 1,000 queries
+    "Distances of queries to other images or visits, rising, whether of one class, and the number of queries"
     points = as_points(torch.as_tensor(f))
     rows = torch.from_numpy(np.random.default_rng(0).permutation(len(points))[:1000])
-    away = torch.ones(len(rows), len(points), dtype=bool).scatter_(1, rows[:, None], False)
+    apart = torch.arange(len(points)) if visits is None else torch.as_tensor(visits)
+    away = apart[rows][:, None] != apart
     distance = torch.cdist(points[rows], points)[away]
     labels = torch.as_tensor(np.unique(labels, return_inverse=True)[1])
     order = distance.argsort(stable=True)
@@ -130,11 +131,11 @@ def _cut(distance: np.ndarray, same: np.ndarray) -> float:  # 0: there is none
 
 
 def fold_threshold(
-    parts: Sequence[tuple[np.ndarray, np.ndarray]],  # raw embeddings (N, D) and labels (N,) of each test part
+    parts: Sequence[tuple],  # raw embeddings (N, D), labels (N,) and perhaps visits (N,) of each test part
     ratio: float,  # of test to training classes
 ) -> dict[str, float] | None:  # threshold (0: none holds), stated, precision, low, high, found, returned, classes
     "Choose a distance to cut at, and measure it on other classes; None at fewer than 16 classes"
-    several = [np.unique(y, return_counts=True)[1] for _, y in parts]
+    several = [np.unique(y, return_counts=True)[1] for _, y, *_ in parts]
     if len(parts) < 2 or any(np.sum(counts > 1) < 4 for counts in several):
         return None
     pairs, rows = [_pairs(*part) for part in parts], []
@@ -145,13 +146,12 @@ def fold_threshold(
         share = same[near].mean() if near.any() else np.nan
         rows.append((share, same[near].sum() / same.sum(), near.sum() / queries))
     shares, found, returned = np.array(rows).T
-    low, high = fold_interval(shares, ratio)
+    low, high = np.clip(fold_interval(shares, ratio), 0, 1).tolist()
     both = [np.concatenate(x) for x in zip(*(p[:2] for p in pairs), strict=True)]
     order, holds = np.argsort(both[0], kind="stable"), shares.mean() >= PRECISION - 0.1
     said = {"threshold": _cut(both[0][order], both[1][order]) if holds else 0.0, "stated": PRECISION}
-    said |= {"precision": float(shares.mean()), "low": max(0.0, low), "high": min(1.0, high)}
-    said |= {"found": found.mean(), "returned": returned.mean()}
-    return said | {"classes": int(np.mean([len(c) for c in several]))}
+    said |= {"precision": float(shares.mean()), "low": low, "high": high, "visits": len(parts[0]) > 2}
+    return said | {"found": found.mean(), "returned": returned.mean(), "classes": int(np.mean([*map(len, several)]))}
 
 # %% ../../nbs/94_custom.cross_validation.ipynb #44dfbe07
 def threshold_said(found: Mapping | None) -> str:  # as from `fold_threshold`
@@ -162,8 +162,9 @@ def threshold_said(found: Mapping | None) -> str:  # as from `fold_threshold`
     if not found["threshold"]:
         return f"No distance keeps {percent('stated')} of what it returns in one class: rank, and let a person decide."
     said = f"Up to a distance of {found['threshold']:.3f}, chosen for a precision of {percent('stated')}: among"
-    said += f" {found['classes']} classes that did not choose it, a query gets {found['returned']:.1f} images,"
-    said += f" {percent('precision')} of them of its class ({percent('low')} to {percent('high')}), which are"
+    said += f" {found['classes']} classes that did not choose it, a query gets {found['returned']:.1f} images"
+    said += f"{' of other visits' * found.get('visits', False)}, {percent('precision')} of them of its class"
+    said += f" ({percent('low')} to {percent('high')}), which are"
     return said + f" {percent('found')} of its class. With more classes, precision is lower."
 
 # %% ../../nbs/94_custom.cross_validation.ipynb #4f834306

@@ -140,7 +140,7 @@ def keep_model(
     asked: Mapping | None = None,  # what led to it, for the card
 ) -> dict:  # the card
     "Make a row again in the folds of a round, and export its first network with the embeddings of all images"
-    method, parts = row if row not in _STILL else "ImageNet", []
+    method, parts, visits = row if row not in _STILL else "ImageNet", [], load_folder(folds.dataset).visits
     whole = method.removesuffix(", whole network")
     run_in = lambda draw: folds.run(whole, draw, train_stem=True) if whole != method else folds.chosen(method, draw)
     round_ = replace(folds, rounds=folds.rounds[:1]).draws
@@ -151,7 +151,7 @@ def keep_model(
         files = Files(data.test.images.folder, [*known, *data.test.images.paths])
         net = _network(run, weights).to("cuda" if torch.cuda.is_available() else "cpu")
         f = embed(net, files, transform=make_transform(run.transform, False, run.model)).cpu().numpy()
-        parts.append((f[len(known) :], data.test.labels.numpy()))
+        parts.append((f[len(known) :], data.test.labels.numpy(), data.test.groups)[: 3 if visits else 2])
         if not i:
             first = run, weights, normalize, data, files, f
     run, weights, normalize, data, files, f = first
@@ -503,8 +503,7 @@ class _Plan:
     def begin(self, stage: str) -> float:  # seconds that the stages after it may take
         "Say what begins, and about how long it and all the rest take"
         stages = self.stages()
-        names = [*stages][[*stages].index(stage) :]
-        left = {name: stages[name][1] for name in names}
+        left = {name: stages[name][1] for name in [*stages][[*stages].index(stage) :]}
         ahead = ", ".join(f"{name} {duration(seconds)}" for name, seconds in left.items() if seconds)
         if left[stage]:
             self.out(f"{stage} begins; about {duration(sum(left.values()))} to go: {ahead}")

@@ -64,12 +64,19 @@ def parts_of(rng, parts=4, classes=6, images=8):
     return found
 
 
-def test_the_distance_to_cut_at_is_judged_on_classes_that_did_not_choose_it():
-    """Each part by the cut of the others, in a loop over all pairs; the cut that is given is that of all."""
+@pytest.mark.parametrize("visits", [False, True])
+def test_the_distance_to_cut_at_is_judged_on_classes_that_did_not_choose_it(visits):
+    """Each part by the cut of the others, in a loop over all pairs; the cut that is given is that of all.
+
+    Where there are visits, images of one visit, here two copies of an image, are no pairs.
+    """
     parts, pairs = parts_of(np.random.default_rng(0)), []
-    for f, y in parts:
+    if visits:
+        parts = [(np.repeat(f, 4, 0)[::2], np.repeat(y, 4)[::2], np.arange(2 * len(y)) // 2) for f, y in parts]
+    for f, y, *visit in parts:
         z = f / np.linalg.norm(f, axis=1, keepdims=True)
-        ends = [(i, j) for i in range(len(y)) for j in range(len(y)) if i != j]
+        of = visit[0] if visits else np.arange(len(y))
+        ends = [(i, j) for i in range(len(y)) for j in range(len(y)) if of[i] != of[j]]
         pairs.append(np.array([(np.linalg.norm(z[i] - z[j]), y[i] == y[j]) for i, j in ends]))
 
     def cut(some):
@@ -88,6 +95,7 @@ def test_the_distance_to_cut_at_is_judged_on_classes_that_did_not_choose_it():
     assert found["precision"] == pytest.approx(np.mean(shares), abs=0.01) and 0.8 < found["precision"] < 1
     ends = np.clip(fold_interval(shares, 1 / 3), 0, 1)
     assert [found["low"], found["high"]] == pytest.approx([*ends], abs=0.03)
+    assert ("images of other visits, " in folds.threshold_said(found)) == visits
 
 
 def test_a_distance_to_cut_at_takes_four_classes_of_two_images_in_each_of_two_parts():
