@@ -363,8 +363,8 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
         for dataset in profile.datasets:
             trained = [m for m in methods_of(args.profile, dataset) if METHODS[m].loss]
             known = [m for m in trained if (METHODS[m].miner == "rho_distance") == switched]
-            for rows, kept in ((known, jobs), ([m for m in known if not asked or m in asked], stage)):
-                kept += jobs_of(args.profile, ["search"], [dataset], methods=rows, **draws) if rows else []
+            for rows, todo in ((known, jobs), ([m for m in known if not asked or m in asked], stage)):
+                todo += jobs_of(args.profile, ["search"], [dataset], methods=rows, **draws) if rows else []
         if args.dry_run:
             status |= _dry_run(stage, args.jobs)
             continue
@@ -410,7 +410,7 @@ def _decide_claims(args: argparse.Namespace) -> int:  # exit status
 
 
 def _print_open(table: "pd.DataFrame", todo: Iterable[tuple[str, str]]) -> None:
-    "How many effects have each verdict, and the intervals of those that more replicates may decide"
+    "Print the number of effects by verdict, and the intervals that more replicates may decide"
     print(*(f"{n} {verdict}" for verdict, n in table["verdict"].value_counts().items()), sep=", ")
     for row in table.itertuples():
         if (row.id, row.of) in todo:
@@ -439,7 +439,7 @@ def _status(args: argparse.Namespace) -> int:  # exit status
 
 # %% ../nbs/99_cli.ipynb #361cd7c5
 def _tables(args: argparse.Namespace) -> int:  # exit status
-    "Make tables, figures and report from the kept records of a profile; trains nothing"
+    "Make tables, figures and report from the records of a profile; trains nothing"
     began = time.perf_counter()
     return _end(args.profile, _draw(args.profile, (), args.jobs), began)
 
@@ -488,11 +488,11 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
     return 0
 
 # %% ../nbs/99_cli.ipynb #f1d0c003
-def _serve(kept, port: int, k: int) -> int:  # exit status
+def _serve(model, port: int, k: int) -> int:  # exit status
     "A page of this machine, until Ctrl-C"
     from dmlstudy.custom.serve import serve
 
-    with serve(kept, port, k) as server, suppress(KeyboardInterrupt):
+    with serve(model, port, k) as server, suppress(KeyboardInterrupt):
         page = f"http://127.0.0.1:{server.server_address[1]}/"
         print(f"{page} shows what is nearest to a picture; Ctrl-C ends it", flush=True)
         server.serve_forever()
@@ -500,24 +500,24 @@ def _serve(kept, port: int, k: int) -> int:  # exit status
 
 
 def _search(args: argparse.Namespace) -> int:  # exit status
-    "Print the images nearest to pictures of your own, by a model that was kept"
+    "Print the images nearest to your pictures, by an exported model"
     from dmlstudy.custom.cross_validation import threshold_said
     from dmlstudy.custom.export import draw_found, find, load
 
     if args.k < 1:
         raise ValueError(f"--k is the number of images to find, 1 or more; got {args.k}")
-    kept = load(args.model)
+    model = load(args.model)
     if args.serve:
-        return _serve(kept, args.port, args.k)
+        return _serve(model, args.port, args.k)
     if not args.image:
         raise ValueError("name images to find the nearest to, or give --serve for a page in a browser")
-    found = find(kept, [*dict.fromkeys(args.image)], args.k, args.engine)
+    found = find(model, [*dict.fromkeys(args.image)], args.k, args.engine)
     for query, rows in found.groupby("query", sort=False):
         shown = rows[["distance", "class", "image"]].to_string(index=False, float_format=lambda v: f"{v:.3f}")
         print(query, shown, sep="\n")
-    print(threshold_said(kept.card["verification"]))
+    print(threshold_said(model.card["verification"]))
     if args.picture:
-        draw_found(kept, found).savefig(args.picture, dpi=150)
+        draw_found(model, found).savefig(args.picture, dpi=150)
         print(args.picture)
     return 0
 
@@ -569,7 +569,7 @@ def _prepared(name: str, args: argparse.Namespace) -> bool:  # whether it is usa
 
 # %% ../nbs/99_cli.ipynb #349cc832
 def _embedded(name: str, load: bool) -> str:
-    "What there is of an embedded set, in a line; `load` renders it into the cache, if it is not there"
+    "Describe an embedded set in a line; `load` renders it into the cache if it is missing"
     from dmlstudy.data import make_data
 
     if not load:
@@ -625,7 +625,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    "What was asked, with options before, between and after names"
+    "Return the parsed arguments, with options before, between and after names"
     top = _parser()
     if not words or words[0] not in COMMANDS:
         return top.parse_args(words)
@@ -772,7 +772,7 @@ def main(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        print("\nstopped: what is recorded is kept, and the same command goes on from there", file=sys.stderr)
+        print("\nstopped: recorded runs are saved, and the same command goes on from there", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         full = getattr(error, "errno", None) == errno.ENOSPC and not error.filename

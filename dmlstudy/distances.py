@@ -161,7 +161,7 @@ def full_width(backward: Callable) -> Callable:
 
 # %% ../nbs/04_distances.ipynb #be4bcb43
 def in_transform() -> bool:
-    "Is a transform of `torch.func` at work, which sees plain operations only?"
+    "Return True inside a transform of `torch.func`, which sees plain operations only"
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 # %% ../nbs/04_distances.ipynb #ac878eba
@@ -252,7 +252,7 @@ def distances(
 def pair_masks(
     labels: Tensor,  # (B,), or which pairs are positive, (B, B): boolean, or weights of at least 0
 ) -> tuple[Tensor, Tensor]:  # positives (B, B), boolean or the weights, none with itself; negatives (B, B): all others
-    "Which entries of a distance matrix are positive pairs, and which are negative ones"
+    "Return masks of the positive and of the negative pairs of a distance matrix"
     if labels.ndim == 2:
         positives = labels.clone().fill_diagonal_(0)
         return positives, (labels == 0).fill_diagonal_(False)
@@ -266,7 +266,7 @@ def shared_labels(
     others: Tensor | None = None,  # (M, classes); None: the same images
     jaccard: bool = False,  # weights: labels in both images, divided by labels in either
 ) -> Tensor:  # (N, M), boolean or float32 weights from 0 to 1
-    """Which images share a label, or what part of their labels
+    """Return which images share a label, or the share of common labels
 
     Args:
         labels: (N, classes), above 0 where an image has a label
@@ -284,7 +284,7 @@ def shared_levels(
     others: Tensor | None = None,  # (M, L); None: the same images
     weights: Tensor | None = None,  # (L,), what each shared level adds; None: all the same, with sum 1
 ) -> Tensor:  # (N, M), float32
-    "How much of the path from the root two images have in common"
+    "Return the common share of the paths from the root of two images"
     others = levels if others is None else others
     weights = [1 / levels.shape[1]] * levels.shape[1] if weights is None else weights.tolist()
     along, total = None, 0.0

@@ -34,7 +34,7 @@ def draw_weights(positives: Tensor) -> Tensor:  # (B, B), boolean, or int64 up t
 
 # %% ../nbs/10_miners.ipynb #43bad5fa
 def _pairing(f: Tensor, labels: Tensor | None, positives: Tensor | None) -> Tensor:
-    "What says which pairs are positive, checked: labels (B,), int64, or a matrix (B, B), boolean or whole weights"
+    "Return the checked pairing: labels (B,), int64, or a matrix (B, B), boolean or whole weights"
     if (labels is None) == (positives is None):
         raise ValueError("a miner takes labels (B,), or positives (B, B) in place of them")
     if positives is None:
@@ -46,13 +46,13 @@ def _pairing(f: Tensor, labels: Tensor | None, positives: Tensor | None) -> Tens
 
 # %% ../nbs/10_miners.ipynb #ad24dae0
 def _pairs(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    "Which pairs are positive, which negative, and the weights with which a positive is drawn, (B, B) each"
+    "Return positive pairs, negative pairs, and the sampling weights of positives, (B, B) each"
     weights, negatives = pair_masks(labels)
     return weights if weights.dtype == torch.bool else weights > 0, negatives, weights
 
 # %% ../nbs/10_miners.ipynb #a3e1edbf
 class Miner:
-    "What every miner does before it chooses: check the batch, find its generator, leave autograd and autocast"
+    "Base of miners: check the batch, find its generator, leave autograd and autocast"
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class AllTriplets:
         self.until = ((self.size - 1) * self.n_negatives).cumsum(0)
 
     def __len__(self) -> int:
-        "How many there are"
+        "Return the number of items"
         return int(self.until[-1]) if len(self.until) else 0
 
     def __getitem__(self, ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # anchors, positives, negatives
@@ -355,7 +355,7 @@ class DistanceMiner(Miner):
         self.normalize = normalize
 
     def weights(self, f: Tensor, negatives: Tensor) -> Tensor:
-        "How likely each negative is for each anchor, the largest of a row 1; a row of zeros where there is none"
+        "Return the weight of each negative for each anchor, at most 1 in a row; zeros without negatives"
         d2 = squared_distances(unit(f) if self.normalize else f)
         if self.upper_cutoff is not None:
             negatives = preferred(negatives & (d2 <= self.upper_cutoff**2), negatives)
@@ -382,14 +382,14 @@ class RhoDistanceMiner(DistanceMiner):
     """Distance-weighted tuples of which a share is switched to (a, a, p')
 
     Args:
-        p_switch: share of switched tuples
+        p_switch: probability of replacing a negative by a positive
         singletons: a sample alone in its class: "drop", or "self", its own positive
         hyperparameters: those of DistanceMiner
     """
 
     def __init__(
         self,
-        p_switch: float = 0.2,  # share of switched tuples
+        p_switch: float = 0.2,  # probability of replacing a negative by a positive
         singletons: str = "drop",  # a sample alone in its class: "drop", or "self", its own positive
         **hyperparameters,  # those of DistanceMiner
     ):
@@ -398,7 +398,7 @@ class RhoDistanceMiner(DistanceMiner):
         self.p_switch = p_switch
 
     def choose(self, f: Tensor, labels: Tensor, generator: torch.Generator):
-        "Distance-weighted tuples, then the switch"
+        "Distance-weighted tuples with ρ-regularisation"
         u = uniforms(f, generator)
         p, n, has_p, has_n = self.draw(f, labels, u)
         switched = (u[2] < self.p_switch) & has_p & has_n

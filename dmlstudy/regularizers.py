@@ -28,7 +28,7 @@ def mean(values: Tensor) -> Tensor:  # scalar
 
 # %% ../nbs/29_regularizers.ipynb #60pairing
 def _pairing(f: Tensor, labels: Tensor | None, positives: Tensor | None) -> Tensor | None:
-    "What says which pairs are positive, checked: labels (B,), or a matrix (B, B)"
+    "Return the checked pairing: labels (B,), or a matrix (B, B)"
     check_batch(f, torch.zeros(len(f), dtype=torch.int64, device=f.device) if labels is None else labels)
     if positives is None:
         return labels
@@ -262,7 +262,7 @@ def draw_beta(alpha: float, generator: torch.Generator) -> float:  # in [0, 1]
 # %% ../nbs/29_regularizers.ipynb #3affc723
 @dataclass(frozen=True)
 class Mix:
-    "How one batch is mixed"
+    "The mixing of one batch"
 
     lam: float  # share of a sample itself, in [0, 1]
     partner: Tensor  # (B,), int64: the sample that each one is mixed with

@@ -16,7 +16,7 @@ from numbers import Integral, Real
 
 # %% ../../nbs/00_core.checks.ipynb #287a5042
 def _likeness(wanted: str, name: str) -> float:  # 0 to 1
-    "How much a name is like another, or begins or ends like it"
+    "Return the likeness of two names, by their text, beginning or end"
     like = lambda part: difflib.SequenceMatcher(None, wanted, part).ratio()
     n = len(wanted)
     parts = [p for p in (like(name[: n + 1]), like(name[-n:])) if n > 2 and p >= 0.75]
@@ -46,7 +46,7 @@ def lookup(
 
 # %% ../../nbs/00_core.checks.ipynb #32aae05f
 def hyperparameters_of(made: type) -> dict:  # name -> default
-    "What a class takes by name, with what it hands on to its parents"
+    "Return the keyword arguments of a class and of its parents"
     found = {}
     for kind in made.__mro__:
         parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]

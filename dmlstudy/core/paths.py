@@ -30,7 +30,7 @@ def root() -> Path:  # absolute
 
 # %% ../../nbs/01_core.paths.ipynb #2d71bd98
 def cache_dir() -> Path:  # absolute; may not exist yet
-    "Where rendered data sets are kept: `DMLSTUDY_CACHE`, else the user's cache folder"
+    "Return the folder of rendered data sets: `DMLSTUDY_CACHE`, else the user's cache folder"
     base = os.environ.get("DMLSTUDY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "dmlstudy"
     try:
         return Path(base).expanduser().resolve()
@@ -44,14 +44,14 @@ def outputs() -> Path:  # may not exist yet
 
 
 def cores() -> int:
-    "How many cores this process may use"
+    "Return the number of cores that this process may use"
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def reader_processes(
     sharing: int | None = None,  # runs at a time on this machine; None: one for each GPU
 ) -> int:
-    "Processes that read for one run: its share of the cores that this process may use, at most 8"
+    "Return the processes that read for one run: its share of the cores, at most 8"
     if sharing is None:
         import torch  # not by who only asks for a share
 

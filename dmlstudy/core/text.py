@@ -34,7 +34,7 @@ FOLDER = "folder:"  # how the name of a data set of your own begins; the path of
 
 
 def is_folder(dataset: str) -> bool:
-    "Is a data set one of your own images?"
+    "Return True if a data set is a folder of images"
     return str(dataset).startswith(FOLDER)
 
 

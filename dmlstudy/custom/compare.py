@@ -102,7 +102,7 @@ def shown_comparison(
 
 # %% ../../nbs/93_custom.compare.ipynb #85bd2cd5
 AGAINST = ("Contrastive (D)", "Softmax")  # what a loss is compared with if nothing else is named
-RACE = "omniglot_objectives"  # the profile of the fourth ledger, where nothing else is named
+RACE = "omniglot_objectives"  # the profile of set 4 of the claims, if no other is named
 CAP = 20  # replicates at most, looked at after 5, 10 and 20 of them
 SIZE = 0.5  # smaller differences, in points, do not count
 
@@ -114,7 +114,7 @@ def _drawn(profile: str, dataset: str, method: str, draw: int) -> Run:  # a seed
 
 
 def _chosen(profile: str, dataset: str, method: str, draws: Sequence[int]) -> pd.DataFrame:  # draw x metrics, in %
-    "What the recorded runs of a method reached, by the rule of the profile's search; and the step"
+    "Return the metrics of recorded runs of a method, by the rule of the profile's search, and the step"
     found = {n: load_record(_drawn(profile, dataset, method, n)) for n in draws}
     rule = (PROFILES[profile].search or {}).get("rule", "validation")
     rows = {n: selected(r, rule) or selected(r, "last") for n, r in found.items() if r}
@@ -135,7 +135,7 @@ def usual_draws(
 
 
 def _mean(d: np.ndarray, redraws: bool) -> tuple[float, float, float]:
-    "Of differences, with Student's interval over seeds; over replicates that of the last look, as in the ledgers"
+    "Return the mean of differences with Student's interval over seeds, or a sequential one over replicates"
     if not redraws:
         return tuple(map(float, (d.mean(), *t_interval(d))))
     low, high, look = look_interval(d, CAP, 1e-3)
@@ -143,7 +143,7 @@ def _mean(d: np.ndarray, redraws: bool) -> tuple[float, float, float]:
 
 # %% ../../nbs/93_custom.compare.ipynb #2f707e6b
 def _may_be_best(values: Mapping[str, pd.DataFrame], metric: str, change: Callable) -> list[str]:
-    "Which methods cannot be told from the best one; only those with the draws of all count"
+    "Return the methods that may be as good as the best; only those with all replicates count"
     most = max(values.values(), key=len).index
     whole = {m: v[metric].reindex(most) for m, v in values.items() if {*v.index} == {*most}}
     first, tied = leader(whole, change)
@@ -263,9 +263,9 @@ def verdicts(
         where = f"On {row['dataset'].rpartition('/')[2]}, {row['method']}"
         for label in (c for c in table if c.startswith("difference") and not c.endswith((" low", " high"))):
             parts = {m: effect_text(row, m, SIZE, label) for m in METRIC_WORDS}
-            told = "; ".join(f"{METRIC_WORDS[m]} {text}" for m, text in parts.items() if text)
+            texts = "; ".join(f"{METRIC_WORDS[m]} {text}" for m, text in parts.items() if text)
             base = label.partition(" to ")[2] or row["against"]
-            out += [f"{where} against {base}, in points: {told} ({row['unit']}: {row['seeds']:.0f})."] if told else []
+            out += [f"{where} against {base}, in points: {texts} ({row['unit']}: {row['seeds']:.0f})."] if texts else []
         if row["start kept"]:
             share = f"{row['start kept']:.0f} of {row['seeds']:.0f}"
             out.append(f"{where}: in {share} runs no checkpoint beat the initial network on validation classes.")

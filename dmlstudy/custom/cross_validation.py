@@ -56,7 +56,7 @@ def classes_needed(
     classes: int,  # that there are
     delta: float,  # points to be found
 ) -> float:  # NaN at one value, or where nothing varies
-    "How many classes like these find a difference with a chance of 80 %, at as many folds"
+    "Return how many such classes find a difference with a chance of 80 %, at as many folds"
     if (n := len(values)) < 2 or not (s := np.std(values, ddof=1)):
         return np.nan
     both = stats.t.isf(0.025, n - 1) + stats.t.isf(0.2, n - 1)
@@ -342,7 +342,7 @@ def fold_table(
 
 # %% ../../nbs/94_custom.cross_validation.ipynb #4f3b796f
 def _picked(own: Mapping[str, pd.DataFrame], rows: Sequence[str]) -> pd.DataFrame:  # a row a fold
-    "What validation classes choose among some methods, fold by fold"
+    "Return the method that validation classes choose, fold by fold"
     judged = pd.DataFrame({row: own[row]["judged"] for row in rows})
     return pd.DataFrame([own[row].loc[draw, [*USES]] for draw, row in judged.idxmax(axis=1).items()]).astype(float)
 

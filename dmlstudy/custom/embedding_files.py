@@ -47,7 +47,7 @@ def _frame(file: Path):  # a table of pandas, which arrays do without
 
 
 def _contents(file: str | Path):  # an array, some by name, or a table of pandas
-    "What a file holds"
+    "Return the contents of a file"
     file = Path(file)
     if file.suffix.lower() in _TABLES:
         return _frame(file)

@@ -42,7 +42,7 @@ def own_chance(rng: torch.Generator) -> Iterator[None]:
 
 
 def _tuples_as(module: nn.Module) -> str | None:  # name of the argument; None: it takes no tuples
-    "What the third argument of a loss is called"
+    "Return the name of the third argument of a loss"
     names = [*inspect.signature(module.forward).parameters]
     return names[2] if len(names) > 2 and names[2] in ("triplets", "indices_tuple") else None
 
@@ -158,7 +158,7 @@ class Own:
 
 # %% ../../nbs/68_custom.losses.ipynb #1d614bac
 def _is_loss(thing: object) -> bool:
-    "Whether a plain function is a loss of embeddings and labels itself"
+    "Return True if a plain function is a loss of embeddings and labels"
     names = [*inspect.signature(thing).parameters] if inspect.isfunction(thing) else []
     return names[1:2] == ["labels"] and names[0] not in _SIZES
 
@@ -173,7 +173,7 @@ _SIZES = {"n_classes": 0, "num_classes": 0, "dim": 1, "embedding_size": 1, "embe
 
 
 def _call(make: Callable, *sizes: int, **args) -> nn.Module:  # sizes: of classes and of dimensions
-    "What a class or function makes, given the sizes that it asks for by their usual names"
+    "Call a class or function with the sizes that it takes by their usual names"
     asked, name = inspect.signature(make).parameters, getattr(make, "__name__", repr(make))
     needed = [k for k, p in asked.items() if p.default is p.empty and not p.kind.name.startswith("VAR")]
     if wanting := [k for k in needed if k not in _SIZES]:
@@ -186,7 +186,7 @@ def _call(make: Callable, *sizes: int, **args) -> nn.Module:  # sizes: of classe
 
 # %% ../../nbs/68_custom.losses.ipynb #61f1a001
 def _plain(value: object) -> bool:
-    "Whether the text of a value says all of it"
+    "Return True if repr(value) identifies it completely"
     if isinstance(value, dict):
         return all(_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple):
@@ -251,7 +251,7 @@ def fingerprint(*things: nn.Module | Callable | str | None) -> str:  # 12 hex di
 
 # %% ../../nbs/68_custom.losses.ipynb #4d82ef6e
 def _axes(own: Own) -> tuple[dict, dict]:  # axis -> from, to, whether logarithmic; argument of the loss -> its default
-    "What a search in boxes sets beside the learning rate"
+    "Return the axes of a search in boxes besides the learning rate"
     searchable = own.axes and not isinstance(own.loss, nn.Module)
     asked, usual, axes = inspect.signature(own.loss).parameters if searchable else {}, {}, {}
     for name, (low, high) in (own.axes or {"samples_per_class": (2, 8)}).items():

@@ -55,14 +55,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self.meant():
             return
-        path, names = urlsplit(self.path).path, self.server.kept.names()
+        path, names = urlsplit(self.path).path, self.server.model.names()
         number = path.removeprefix("/image/")
         if path == "/":
             self.send(asset("find.html").read_bytes(), "text/html; charset=utf-8")
         elif path == "/about":
             self.send({"text": self.server.about})
         elif path.startswith("/image/") and number.isdecimal() and len(number) < 12 and int(number) < len(names):
-            self.send_image(Path(self.server.kept.card["images"]) / names[int(number)][0])
+            self.send_image(Path(self.server.model.card["images"]) / names[int(number)][0])
         else:
             self.refuse("there is no such page", 404)
 
@@ -80,7 +80,7 @@ class _Finder(_Handler):
     "And looks for the neighbours of a picture"
 
     def do_POST(self) -> None:
-        kept, size, asked = self.server.kept, self.headers.get("Content-Length", ""), urlsplit(self.path)
+        model, size, asked = self.server.model, self.headers.get("Content-Length", ""), urlsplit(self.path)
         if not self.meant():
             return
         if asked.path != "/find" or self.headers.get("Content-Type") != "application/octet-stream":
@@ -93,24 +93,24 @@ class _Finder(_Handler):
             file.write_bytes(self.rfile.read(int(size)))
             try:
                 with self.server.one_at_a_time:
-                    f = kept.embed([open_image(file)])
-                    distances, rows, copies = nearest_others(kept, f, [file], self.server.k)
+                    f = model.embed([open_image(file)])
+                    distances, rows, copies = nearest_others(model, f, [file], self.server.k)
             except ValueError as error:
                 return self.refuse(str(error).replace(str(file), "you dropped"), 400)
-        names, cut = kept.names(), kept.card["verification"] or {}
+        names, cut = model.names(), model.card["verification"] or {}
         threshold = (cut.get("threshold") or None) if cut.get("stated") else None
         near = [(float(d), int(row), *names[row]) for d, row in zip(distances[0], rows[0], strict=True)]
         found = [dict(zip(("distance", "row", "image", "class"), one, strict=True)) for one in near]
         said = [f"{len(found)} nearest images."]
         said += ["The picture itself is in the gallery, and left out."] if copies else []
         if threshold:
-            n, share = sum(d <= threshold for d in distances[0]), kept.card["verification"]["stated"]
+            n, share = sum(d <= threshold for d in distances[0]), model.card["verification"]["stated"]
             said += [f"Framed: {n} up to a distance of {threshold:.3f}, chosen so that {share:.0%} are of its class."]
         self.send({"found": found, "threshold": threshold, "text": " ".join(said)})
 
 # %% ../../nbs/96_custom.serve.ipynb #d559fbfd
 def serve(
-    kept,  # as from `dmlstudy.custom.export.load`
+    model,  # as from `dmlstudy.custom.export.load`
     port: int = 8765,  # 0: any that is free
     k: int = SHOWN,  # images to find
 ) -> ThreadingHTTPServer:  # on 127.0.0.1; `serve_forever` begins
@@ -120,7 +120,7 @@ def serve(
     except OSError as error:
         raise ValueError(f"port {port} cannot be used here ({error.strerror}): give another --port") from None
     server.daemon_threads, server.one_at_a_time = True, threading.Lock()
-    said = threshold_said(kept.card["verification"])
-    server.kept, server.k = kept, k
-    server.about = f"{len(kept.names()):,} images of {kept.card['images']}, by {kept.card['method']}. {said}"
+    cut = threshold_said(model.card["verification"])
+    server.model, server.k = model, k
+    server.about = f"{len(model.names()):,} images of {model.card['images']}, by {model.card['method']}. {cut}"
     return server

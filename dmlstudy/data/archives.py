@@ -56,12 +56,12 @@ def _members(archive: Path) -> Iterator[tuple[str, str, int, Callable]]:
 
 # %% ../../nbs/46_data.archives.ipynb #48c86400
 class _Refused(ValueError):
-    "What is wrong with an archive that can be read"
+    "An archive that can be read but must be refused"
 
 
 @contextmanager
 def _unpacking(archive: Path, folder: Path) -> Iterator[None]:
-    "What a damaged archive raises becomes a ValueError that names it; a full disk names both"
+    "Turn errors of a damaged archive into a ValueError that names it; a full disk names both"
     impossible = (None, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
     damaged = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, zlib.error, OSError, ValueError)
     try:

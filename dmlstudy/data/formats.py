@@ -337,7 +337,7 @@ LAYOUTS: dict[str, dict[str, tuple[tuple[str, ...], Callable]]] = {  # layout ->
 # %% ../../nbs/45_data.formats.ipynb #3b0344a1
 @dataclass(frozen=True)
 class Place:
-    "Where a data set was found, or where it was looked for"
+    "The folder where a data set was found, or was looked for"
 
     name: str  # name of the data set
     root: Path  # where the search began
@@ -372,7 +372,7 @@ class Place:
 
 # %% ../../nbs/45_data.formats.ipynb #7fde0379
 def data_dir(folder: str | Path | None = None) -> Path:  # absolute
-    "Where data sets are kept: the folder given, else `DMLSTUDY_DATA`, else `data/` in the project's root"
+    "Return the folder of data sets: the given one, else `DMLSTUDY_DATA`, else `data/` in the project's root"
     return Path(folder or os.environ.get("DMLSTUDY_DATA") or root() / "data").expanduser().resolve()
 
 
@@ -394,7 +394,7 @@ def locate(
 
 
 def _is_met(need: str, folder: Path) -> bool:
-    "Is there what a layout needs; is there not what begins with an exclamation mark?"
+    "Return True if a folder has the files of a layout, and none that begin with an exclamation mark there"
     return (next(folder.glob(need.removeprefix("!")), None) is None) == need.startswith("!")
 
 # %% ../../nbs/45_data.formats.ipynb #8f0c510d
@@ -441,7 +441,7 @@ def count(data: Data) -> dict[str, tuple[bool, str]]:
 
 # %% ../../nbs/45_data.formats.ipynb #fcf9bb38
 def _is_crop(images: Files) -> bool:
-    "Whether the first image has the size of the crops; of a file that is not there, False"
+    "Return True if the first image has the size of the crops; False if it is missing"
     first = images.folder / images.paths[0]
     try:
         with opened(first) as image:
@@ -451,7 +451,7 @@ def _is_crop(images: Files) -> bool:
 
 # %% ../../nbs/45_data.formats.ipynb #57f6b8bf
 def faults(data: Data) -> list[str]:  # sentences
-    "What keeps a data set from being the published one: other numbers, classes in training and in test"
+    "Return differences to the published data set: other counts, classes in training and in test"
     wrong = [line for right, line in count(data).values() if not right]
     tests = {name for part in (data.test, data.query, data.gallery) if part is not None for name in part.class_names}
     shared = [] if SOURCES[data.name]["shares_classes"] else sorted(tests & {*data.train.class_names})

@@ -43,13 +43,13 @@ SANS = FACES[:8]  # the faces of a shop's queries
 def _font_file(
     face: str,  # one of FACES
 ) -> str:  # path of the TrueType file
-    "Where matplotlib keeps a face"
+    "Return the file of a typeface in matplotlib"
     return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf")
 
 
 @functools.cache
 def faces_of() -> dict[int, tuple[str, ...]]:  # code point -> faces that have it, in the order of FACES
-    "Which faces can draw a character"
+    "Return the typefaces that can draw a character"
     found: dict[int, list[str]] = {}
     for face in FACES:
         for point in FT2Font(_font_file(face)).get_charmap():
@@ -142,7 +142,7 @@ def affine_maps(
 # %% ../../nbs/43_data.glyphs.ipynb #269de422
 @dataclass(frozen=True)
 class _Jitter:
-    "How far the images of a class differ"
+    "The variation of the images of a class"
 
     rotation: float  # largest, degrees
     smallest: float  # smallest scale; the largest is 1.15, and all are times 1.15
@@ -227,7 +227,7 @@ PREPROCESSING = {  # of training images, by the names of the papers' transforms:
 # %% ../../nbs/43_data.glyphs.ipynb #bbe85915
 @dataclass(frozen=True)
 class _Recipe:
-    "What a set is made of"
+    "The recipe of a data set"
 
     train: str  # class list
     test: str  # class list
@@ -304,7 +304,7 @@ CHECKSUMS = {
 def checksum(
     parts: dict[str, np.ndarray],  # as from `render_set`
 ) -> str:  # 16 hex digits
-    "Of all images and labels"
+    "Return the checksum of all images and labels"
     sha = hashlib.sha256()
     for name in sorted(parts):
         sha.update(name.encode() + np.ascontiguousarray(parts[name]).tobytes())

@@ -171,7 +171,7 @@ def _look(file: Path) -> tuple[np.ndarray, float]:  # (768,) float32; seconds, N
 
 
 def _looks(files: Files) -> tuple[np.ndarray, np.ndarray]:  # (N, 768), (N,)
-    "What `_look` gives of all images, computed once"
+    "Return `_look` of all images, computed once"
     digest = hashlib.sha256(b"1")
     for path in files.paths:
         digest.update(os.fsencode(f"{files.folder / path} {_state(files.folder / path)}\n"))
@@ -214,7 +214,7 @@ def near_duplicates(
 
 
 def _groups(split: Split, visits: dict[str, str]) -> tuple[torch.Tensor | None, bool]:  # (N,); whether they are visits
-    "What an image is not searched among: its own visit where most classes have several, else its near-duplicates"
+    "Return groups that a search leaves out: visits where most classes have several, else near-duplicates"
     names = sorted({*visits.values()})
     visit = torch.tensor([names.index(visits[path]) for path in split.images.paths])
     several = torch.stack([split.labels, visit], 1).unique(dim=0)[:, 0].bincount() > 1
@@ -246,7 +246,7 @@ def _in_pairs(split: Split, left_out: dict[str, str]) -> Split:
 
 
 def _passed_over(folder: Path, rows: list[tuple]) -> dict[str, str]:  # path -> why
-    "What lies in class folders and is not taken for an image"
+    "Return the files in class folders that are not images"
     places = {os.path.dirname(path) for _, path, *_ in rows}
     found = {f"{place}/{e.name}" for place in places for e in _seen(folder / place) if not e.is_dir()}
     return dict.fromkeys(sorted(found - {row[1] for row in rows}), f"no file that ends in {', '.join(_IMAGES)}")
@@ -292,7 +292,7 @@ def _twins(data: Data) -> list[tuple[str, str]]:  # paths
 
 
 def _grouped(data: Data) -> str:
-    "How many visits or near-duplicates there are"
+    "Return the number of visits or near-duplicates"
     parts = [data.whole] if data.whole else [data.train, data.test]
     if parts[0].groups is None:
         return "  near-duplicates: none found"

@@ -85,7 +85,7 @@ def short_side(
 # %% ../../nbs/41_data.images.ipynb #2f90ba96
 @contextmanager
 def reading(what: str | Path, remedy: str = "unpack its archive again, or get the file anew") -> Iterator[None]:
-    "What a damaged file can raise becomes a ValueError that names it, or its line"
+    "Turn errors of a damaged file into a ValueError that names it, or its line"
     try:
         yield
     except ImportError:
@@ -97,7 +97,7 @@ def reading(what: str | Path, remedy: str = "unpack its archive again, or get th
 
 # %% ../../nbs/41_data.images.ipynb #af11e670
 def leaves(name: str) -> bool:
-    "Whether a path with forward slashes leads out of the folder it is meant for"
+    "Return True if a path with forward slashes leads out of its folder"
     path = PurePosixPath(name)
     return path.is_absolute() or ".." in path.parts or bool(re.search(r"\\|^\w:", name))
 
@@ -199,7 +199,7 @@ def write_decoded(
 
 # %% ../../nbs/41_data.images.ipynb #8f971038
 def _changed(file: Path, size: int | None, changed: int | None, sha: str | None) -> bool:
-    "Is a file another one than was decoded? One that is gone is not"
+    "Return True if a file is another one than was decoded; False if it is gone"
     now = _state(file)
     if now[0] is None or now == [size, changed]:
         return False
@@ -207,7 +207,7 @@ def _changed(file: Path, size: int | None, changed: int | None, sha: str | None)
 
 
 def _read_index(path: Path) -> tuple[int, dict, dict, dict]:
-    "Of a decoded copy: bytes, name -> place in it, name -> state of its source, name left out -> reason"
+    "Read the index of a decoded copy: bytes, name -> place, name -> state of source, left out -> reason"
     with reading(path, _AGAIN):
         found = json.loads(path.read_text())
         if found["format"] != 2:
@@ -283,7 +283,7 @@ def _remembered(file: Path) -> dict[str, str] | None:  # None: nothing, or nothi
 
 
 def _bad(files: Files) -> dict[str, str]:
-    "What `unreadable` says or has said; of a decoded copy, what was left out of it"
+    "Return the result of `unreadable`; for a decoded copy, the images left out"
     if files.decoded is not None:
         return {path: files.decoded.left_out[path] for path in files.paths if path in files.decoded.left_out}
     digest = hashlib.sha256(os.fsencode(f"2 {files.folder}"))

@@ -64,7 +64,7 @@ def load_splits(
     run: Run,
     data: Data | None = None,  # None: the run's own
 ) -> tuple[dict[str, Split], Mapping[str, str]]:  # as from `splits_of`; images that are left out, with the reason
-    "What a run reads, and what cannot be read of it"
+    "Return the splits of a run, and the images that cannot be read"
     data = data or data_of(run)
     parts = ("test", "query", "gallery")
     if run.fold is None:
@@ -111,7 +111,7 @@ _VIEWS = 2  # of a photograph: as it is, and its mirror image
 
 
 def _features_file(images: Files, net: torch.nn.Module, transform: Callable) -> Path:
-    "Where the stem features of some images are kept"
+    "Return the file of the stem features of some images"
     digest = hashlib.sha256(f"{type(net).__name__} {transform} {_VIEWS} {torch.__version__}".encode())
     for name, value in net.stem.state_dict().items():
         digest.update(name.encode() + value.cpu().numpy().tobytes())

@@ -63,7 +63,7 @@ def usable(
 # %% ../../nbs/47_data.prepare.ipynb #8f903c93
 @dataclass(frozen=True)
 class Report:
-    "What `check` found; printed, it is a page"
+    "The result of `check`; printed, it is a page"
 
     place: Place  # where
     counts: tuple[str, ...] = ()  # a sentence for each split

@@ -118,7 +118,7 @@ TRANSFORMS: dict[str, dict[str, tuple]] = {  # name -> train or test -> steps wi
 # %% ../../nbs/42_data.transforms.ipynb #2cda6333
 @dataclass(frozen=True)
 class Scaling:
-    "What is done to RGB pixels in [0, 1]"
+    "The scaling of RGB pixels in [0, 1]"
 
     mean: tuple[float, float, float]  # subtracted, in RGB order
     std: tuple[float, float, float]  # divided by, in RGB order
@@ -334,7 +334,7 @@ class BatchTransform:
             raise ValueError("a transform without a crop leaves images in different sizes, which make no batch")
 
     def boxes(self, sizes: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, int]:
-        "What is cut from images of some sizes (B, 2): boxes (B, 4); which are flipped; the size of the output"
+        "Return crops of images of some sizes (B, 2): boxes (B, 4), flips, size of the output"
         self.transform.check_generator(generator, "batch")
         return _boxes(self.transform.steps, sizes, generator)
 

@@ -36,7 +36,7 @@ CLAIM_VERDICTS = ("reproduced", "not reproduced", "contradicted", "inconclusive"
 
 @dataclass(frozen=True)
 class Effect:
-    "What a test found"
+    "The result of a test"
 
     value: float
     low: float
@@ -47,7 +47,7 @@ class Effect:
 
 
 def verdict_of(effect: Effect | None, direction: str, threshold: float, null: float = 0.0) -> str:
-    "What an effect (None: there are no runs) says about a claim of direction +, - or 0"
+    "Return the verdict of an effect (None: no runs) on a claim of direction +, - or 0"
     if effect is None:
         return "not asked"
     value, low, high = (v - null for v in (effect.value, effect.low, effect.high))
@@ -260,7 +260,7 @@ def computed(runs: pd.DataFrame, metric: str) -> Effect | None:
 def link(
     runs: pd.DataFrame, methods: Sequence[str], x: str, y: str = "recall@1", kind: str = "spearman"
 ) -> Effect | None:  # None under three methods, without bounds under eight
-    "How two metrics go together over methods"
+    "Return the correlation of two metrics over methods"
     tables = [_wide(runs, methods, metric) for metric in (x, y)]
     shared = [m for m in tables[0] if m in tables[1]]
     if len(shared) < 3:
@@ -273,7 +273,7 @@ def link(
 def stronger_link(
     runs: pd.DataFrame, methods: Sequence[str], x: str, other: str, y: str = "recall@1", kind: str = "spearman"
 ) -> Effect | None:  # None under eight methods
-    "How much stronger, whatever the sign, x goes with y than another metric does"
+    "Return the difference of absolute correlations, |corr(x, y)| - |corr(other, y)|"
     tables = [_wide(runs, methods, metric).mean() for metric in (x, other, y)]
     if len(tables[0]) < 8 or not len(tables[1]):
         return None
@@ -287,7 +287,7 @@ def stronger_link(
 def gain_link(
     runs: pd.DataFrame, a: Sequence[str], b: Sequence[str], x: str, y: str = "recall@1", kind: str = "spearman"
 ) -> Effect | None:  # None under three pairs of methods and data sets, without bounds under eight
-    "How the changes of two metrics go together over pairs of methods and data sets"
+    "Return the correlation of the changes of two metrics over pairs of methods and data sets"
     if not {x, y} <= {*runs}:
         return None
     sets = [rows for _, rows in _of(runs, ()).groupby("dataset")]

@@ -26,7 +26,7 @@ _SIZES = ("n_classes", "dim")
 def loss_hyperparameters(
     name: str,  # in LOSSES
 ) -> dict:  # hyperparameter -> default
-    "What can be chosen about a loss, besides its sizes and its variant"
+    "Return the hyperparameters of a loss, without its sizes and its variant"
     known = hyperparameters_of(lookup("loss", name, LOSSES))
     return {key: default for key, default in known.items() if key not in (*_SIZES, "variant")}
 

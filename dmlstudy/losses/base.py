@@ -110,7 +110,7 @@ def _check_call(loss: Loss, f: Tensor, triplets: tuple | None) -> Tensor:  # f
 
 
 def _pairing(loss: Loss, f: Tensor, labels: Tensor | None, positives: Tensor | None, triplets, *unknown: str):
-    "What says which pairs are positive, checked: labels (B,), int64, or a matrix (B, B); None: the triplets say it"
+    "Return the checked pairing: labels (B,), int64, or a matrix (B, B); None with triplets"
     for name in unknown:
         lookup("argument of a loss", name, ("labels", "triplets", "positives"))
     if labels is not None and positives is not None:
@@ -414,7 +414,7 @@ _AT_ONCE = 2**22  # numbers that one intermediate result of a block may have
 
 
 def _masks(labels: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
-    "What `pair_masks` gives, or some rows of it"
+    "Return `pair_masks`, or some rows of it"
     if rows is None:
         return pair_masks(labels)
     same = labels[rows].clone() if labels.ndim == 2 else labels[rows, None] == labels
@@ -462,7 +462,7 @@ def masks_against(
     own: bool,  # the first of the others are the anchors themselves: an anchor's own entry is neither
     rows: slice = slice(None),  # of which anchors
 ) -> tuple[Tensor, Tensor]:  # (R, M), (R, M)
-    "Which of some others are positives of an anchor, and which are its negatives"
+    "Return masks of the positives and negatives of anchors among other images"
     same = labels[rows, None] == of
     other = ~same
     if own:

@@ -91,7 +91,7 @@ class ProxyLoss(Loss):
         self.proxies = nn.Parameter(self.first_proxies(generator(seed, "proxies")))
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
-        "Where the proxies start"
+        "Return initial proxies"
         return (2 * torch.rand(self.n_classes, self.dim, generator=g) - 1) / math.sqrt(self.dim)
 
     def prepared(self, f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -325,7 +325,7 @@ class ProxyNCALoss(ProxyLoss, name="proxynca"):
         self.scale = scale
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
-        "Where the proxies start: normal, standard deviation 1/8"
+        "Return initial proxies: normal, standard deviation 1/8"
         return torch.randn(self.n_classes, self.dim, generator=g) / 8
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
@@ -407,7 +407,7 @@ class SoftTripleLoss(ProxyLoss, name="softtriple"):
         self.margin, self.gamma, self.scale, self.tau = margin, gamma, scale, tau
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (K, C, D)
-        "Where the proxies start"
+        "Return initial proxies"
         shape = (self.per_class, self.n_classes, self.dim)
         return (2 * torch.rand(shape, generator=g) - 1) / math.sqrt(self.per_class * self.n_classes)
 

@@ -62,7 +62,7 @@ class ProxyAnchorLoss(ProxyLoss, name="proxy_anchor"):
         self.alpha, self.delta = alpha, delta
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
-        "Where the proxies start: normal, variance 2 / C"
+        "Return initial proxies: normal, variance 2 / C"
         return math.sqrt(2 / self.n_classes) * torch.randn(self.n_classes, self.dim, generator=g)
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
@@ -101,7 +101,7 @@ class ProxyNCAPlusPlusLoss(ProxyLoss, name="proxynca_pp"):
         self.temperature = temperature
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
-        "Where the proxies start: normal, standard deviation 1/8"
+        "Return initial proxies: normal, standard deviation 1/8"
         return torch.randn(self.n_classes, self.dim, generator=g) / 8
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
@@ -143,7 +143,7 @@ class SubcenterArcFaceLoss(ProxyLoss, name="subcenter_arcface"):
         self.margin, self.scale = margin, scale
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (K, C, D)
-        "Where the centres start"
+        "Return initial centres"
         return (2 * torch.rand(self.sub_centers, self.n_classes, self.dim, generator=g) - 1) / math.sqrt(self.dim)
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
@@ -269,11 +269,11 @@ class PotentialFieldLoss(ProxyLoss, name="potential_field"):
         self.alpha, self.delta = alpha, delta
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (M, C, D)
-        "Where the proxies start"
+        "Return initial proxies"
         return (2 * torch.rand(self.per_class, self.n_classes, self.dim, generator=g) - 1) / math.sqrt(self.dim)
 
     def potential(self, d2: Tensor, same: Tensor) -> Tensor:  # squared distances, which are of one class; any shape
-        "Of pairs of points"
+        "Return the potential of pairs of points"
         flat = self.delta**-self.alpha
         force = same ^ (d2 < self.delta**2)
         height = torch.where(force, d2.clamp(min=1e-6) ** (-self.alpha / 2), flat)
@@ -352,7 +352,7 @@ class MeanFieldLoss(ProxyLoss, name="mean_field"):
         self.pos_margin, self.neg_margin, self.reg = pos_margin, neg_margin, reg
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
-        "Where the means start: normal"
+        "Return initial means: normal"
         return torch.randn(self.n_classes, self.dim, generator=g)
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
@@ -372,7 +372,7 @@ def hypergraph(
     y: Tensor,  # labels, (B, 1)
     alpha: float,  # how fast a hyperedge fades with the distance
 ) -> Tensor:  # (B, B), symmetric
-    "How much two embeddings share in the classes of the batch"
+    "Return how far two embeddings share the classes of the batch"
     own = torch.zeros_like(m).scatter(1, y, 1.0)
     present = own.amax(0)
     edges = torch.where(own > 0, 1.0, (-alpha * m).exp()) * present
@@ -415,7 +415,7 @@ class HISTLoss(ProxyLoss, name="hist"):
             self.theta1, self.theta2 = (nn.Parameter(weights(*s)) for s in ((512, self.dim), (self.n_classes, 512)))
 
     def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
-        "Where means and log-variances start: normal, variance 2 / C"
+        "Return initial means and log-variances: normal, variance 2 / C"
         return math.sqrt(2 / self.n_classes) * torch.randn(self.n_classes, self.dim, generator=g)
 
     def distances(self, z: Tensor, means: Tensor) -> Tensor:  # (B, D), (C, D), of length 1 -> (B, C)

@@ -46,7 +46,7 @@ def _places(s: Tensor, weights: Tensor, k: int) -> tuple[Tensor, Tensor]:  # eac
 
 
 def _before(listed: Tensor, at: Tensor) -> Tensor:  # (R, K)
-    "How many of a row's list (R, M) come before each of the places (R, K), by sigmoids; one half for itself"
+    "Return soft ranks: how many of a list (R, M) come before each place (R, K); one half for itself"
     return (listed[:, None] + at.neg()[:, :, None]).sigmoid().sum(2)
 
 

@@ -227,7 +227,7 @@ class DrawingLoss(Loss):
         return torch.rand(n, generator=self.generators[device], device=device)
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        "Where it is in its draws on each kind of device, so that a loss that is loaded goes on as this one would"
+        "Return the state of the generators on each kind of device, so that a loaded loss continues equally"
         return self.states | {device.type: own.get_state() for device, own in self.generators.items()}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from .neighbours import block_rows, distance_keys, first_of_equal, middle_point,
 
 # %% ../../nbs/32_metrics.clustering.ipynb #070d4efa
 def closest(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    "Of each point (N, D + 1) the largest score of a centroid (K, D + 1), which one, and the second largest"
+    "Return for each point (N, D + 1) the best centroid (K, D + 1), its score, and the second-best score"
     cpu, found = x.device.type == "cpu", []
     rows = min(len(x), max(256, (2**18 if cpu else 2**26) // len(centroids)))  # on the CPU scores stay in the cache
     for some in x.split(rows):
@@ -45,7 +45,7 @@ def score_gap(length: Tensor, best: Tensor, centroids: Tensor) -> Tensor:
 
 # %% ../../nbs/32_metrics.clustering.ipynb #4f781ff8
 def _nearest_of(index, near, x, centroids, floor):
-    "Of the centroids whose score reaches the floor, the nearest by exact distance, then index, into index[near]"
+    "Write into index[near] the nearest centroid by exact distance, then index, among those above the floor"
     first = first_of_equal(centroids)[0]  # of equal centroids only the first can be chosen
     for some in near.split(max(1, 2**22 // len(first))):
         row, column = (product(x[some], centroids[first]) >= floor[some][:, None]).nonzero(as_tuple=True)
@@ -116,7 +116,7 @@ def update(x: Tensor, clusters: Tensor, k: int) -> Tensor:  # (K, D) float32, me
 # %% ../../nbs/32_metrics.clustering.ipynb #95f4d693
 @dataclass(frozen=True)
 class Clustering:
-    "What k-means found"
+    "The result of k-means"
 
     clusters: Tensor  # cluster of each point, (N,)
     centroids: Tensor  # (K, D) float32
@@ -160,7 +160,7 @@ def kmeans(
 # %% ../../nbs/32_metrics.clustering.ipynb #9a0e0aed
 @dataclass(frozen=True)
 class Contingency:
-    "How classes and clusters overlap, on the CPU, in float64"
+    "The overlap of classes and clusters, on the CPU, in float64"
 
     n: Tensor  # images in common, of the pairs that have some
     row: Tensor  # class of each pair
@@ -184,7 +184,7 @@ def entropy(size: Tensor) -> float:  # nats
 
 # %% ../../nbs/32_metrics.clustering.ipynb #6a0e52fb
 def mutual_information(t: Contingency) -> float:  # nats
-    "What the cluster says about the class"
+    "Return the mutual information of class and cluster"
     total = t.a.sum()
     return max(float((t.n / total * (total * t.n / (t.a[t.row] * t.b[t.column])).log()).sum()), 0.0)
 

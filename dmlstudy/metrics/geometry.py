@@ -120,7 +120,7 @@ def effective_rank_of(s: Tensor) -> float:  # 1 to n; 0 for the zero matrix
 
 # %% ../../nbs/33_metrics.geometry.ipynb #f0e671eb
 def effective_rank(f: Tensor) -> float:  # 1 to min(N, D)
-    "How many directions the embeddings use: exponential of the entropy of the singular values"
+    "Return the number of used directions: exponential of the entropy of the singular values"
     return effective_rank_of(spectrum(f))
 
 # %% ../../nbs/33_metrics.geometry.ipynb #9cf4be1a

@@ -21,7 +21,7 @@ from ..distances import matmul_precision, no_autocast, unit
 
 # %% ../../nbs/30_metrics.neighbours.ipynb #3248331c
 def block_rows(x: Tensor) -> int:  # (N, D) -> rows
-    "How many rows are converted to float64 at a time: on the CPU, as many as the cache holds"
+    "Return the rows to convert to float64 at a time: on the CPU, as many as the cache holds"
     return max(1, (2**15 if x.device.type == "cpu" else 2**22) // x.shape[1])
 
 # %% ../../nbs/30_metrics.neighbours.ipynb #67d807df
@@ -72,7 +72,7 @@ def score_points(
 
 # %% ../../nbs/30_metrics.neighbours.ipynb #a128a8fe
 class Gallery:
-    "What queries are compared with, in random order: the first rows are a random sample"
+    "The images that queries search, in random order: the first rows are a random sample"
 
     def __init__(self, points: Tensor):  # (M, D) float32
         self.points, self.order = points, torch.randperm(len(points), generator=generator(0, "order")).to(points.device)

@@ -90,7 +90,7 @@ def hits_within(
     groups: Tensor,  # (N,), integers, such as alphabets
     normalize: bool = True,  # compare on the unit sphere
 ) -> Tensor:  # (N,) bool; False where a group has one image
-    "Is the nearest image of the same group of the same class?"
+    "Return whether the nearest image of the same group has the same class"
     points, hits = as_points(f, normalize), torch.zeros(len(f), dtype=torch.bool, device=f.device)
     for group in groups.unique():
         rows = (groups == group).nonzero()[:, 0]
@@ -104,7 +104,7 @@ def one_shot_errors(
     runs: Tensor,  # (R, Q, 2), of each question the image that asks and the one to be found among the run's Q
     normalize: bool = True,  # compare on the unit sphere
 ) -> Tensor:  # (R, Q) bool
-    "Which questions of a one-shot task are answered wrongly"
+    "Return which questions of a one-shot task are answered wrongly"
     points = as_points(f, normalize).double()
     ask, find = points[runs[..., 0]], points[runs[..., 1]]
     return torch.cdist(ask, find).argmin(2) != torch.arange(runs.shape[1], device=f.device)

@@ -49,7 +49,7 @@ def check_embeddings(
 # %% ../../nbs/31_metrics.retrieval.ipynb #fdda88ea
 @dataclass(frozen=True)
 class Retrieval:
-    "Which of the neighbours of each query are of its class"
+    "The neighbours of each query, and which are of its class"
 
     hits: Tensor  # neighbour i has the query's class, (N, k) bool, by rising distance
     relevant: Tensor  # other images of the query's class in the gallery, (N,)
@@ -58,7 +58,7 @@ class Retrieval:
 
 # %% ../../nbs/31_metrics.retrieval.ipynb #9e6cb4a9
 def relevant_images(labels: Tensor, gallery: Tensor, own: bool) -> Tensor:  # (N,)
-    "How many gallery images of its class each query could find; `own`: the queries are the gallery"
+    "Return how many gallery images of its class each query can find; `own`: the queries are the gallery"
     classes, count = gallery.unique(return_counts=True)
     place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
     return torch.where(classes[place] == labels, count[place], 0) - int(own)
@@ -72,7 +72,7 @@ def judge_relevance(
     device: torch.device | str = "cpu",
     budget: int = 2**28,  # bytes for rows at a time
 ) -> tuple[Tensor, Callable]:  # what each query could find, (N,); (rows (B,), neighbours (B, k)) -> hits (B, k)
-    "What is relevant to each query, a block of rows at a time"
+    "Yield the images relevant to each query, a block of rows at a time"
     both = relevance if isinstance(relevance, tuple) else (relevance,) * 2
     x, y = (_as_tensor(part, "relevance").to(device) for part in both)
     sizes, whole = (tuple(x.shape), tuple(y.shape)), isinstance(relevance, tuple) or x.ndim != 2 or x.shape != (n, m)
@@ -92,7 +92,7 @@ def judge_relevance(
 
 # %% ../../nbs/31_metrics.retrieval.ipynb #5358f60c
 def one_tensor(x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> bool:
-    "Whether two tensors or arrays lie at one place in memory, row by row"
+    "Return True if two tensors or arrays share memory, row by row"
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return x is y or (x.dtype == y.dtype and x.device == y.device and x.is_set_to(y))
     arrays = isinstance(x, np.ndarray) and isinstance(y, np.ndarray)
@@ -198,5 +198,5 @@ def depth(
     largest: int,  # most images that a query could find
     own: bool,  # the queries are the gallery
 ) -> int:  # neighbours
-    "How many neighbours a metric looks at"
+    "Return the number of neighbours that a metric uses"
     return {"recall@k": k, "precision@k": k, "map@k": k, "map_c": largest + int(own)}.get(metric, largest)

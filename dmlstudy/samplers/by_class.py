@@ -21,7 +21,7 @@ from ..distances import settings
 
 # %% ../../nbs/11_samplers.by_class.ipynb #59c1cf8b
 class ImagesByClass:
-    "The images of each class, laid out so that a draw for many classes is one gather"
+    "The images of each class, laid out so that many classes are sampled with one gather"
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class EpochSampler(Sampler[list[int]]):
             yield self.batch(epoch, i).tolist()
 
     def state_dict(self, batch: int | None = None) -> dict:  # what load_state_dict takes
-        "Where the current pass stands: after `batch` batches, or after all it has given"
+        "Return the position of the current pass: after `batch` batches, or after the last"
         return {"epoch": self.epoch, "batch": self.given if batch is None else batch}
 
     def load_state_dict(self, state: dict) -> None:
@@ -150,7 +150,7 @@ class LabelSampler(EpochSampler):
         return generator(self.seed, "sampler", epoch, i)
 
     def state_dict(self, batch: int | None = None) -> dict:  # what load_state_dict takes
-        "Where the current pass stands: after `batch` batches, or after all it has given"
+        "Return the position of the current pass: after `batch` batches, or after the last"
         return {"sampler": self._made_of()} | super().state_dict(batch)
 
     def load_state_dict(self, state: dict) -> None:

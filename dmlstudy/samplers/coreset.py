@@ -66,7 +66,7 @@ class MemoryBank:
         self.f.copy_(state["f"]), self.known.copy_(state["known"])
 
     def state_dict(self) -> dict:  # copies
-        "What the bank holds"
+        "Return the content of the bank"
         return {"f": self.f.clone(), "known": self.known.clone()}
 
 # %% ../../nbs/12_samplers.coreset.ipynb #c30a1cd3
@@ -85,7 +85,7 @@ def last_of_each(
     indices: Tensor,  # (B,)
     n: int,  # indices are less than this
 ) -> Tensor:  # (B,), for each position the last position with the same index
-    "Where an index is named for the last time"
+    "Return the last position of each index"
     position = torch.arange(len(indices), device=indices.device)
     return position.new_zeros(n).scatter_reduce_(0, indices, position, "amax")[indices]
 
@@ -124,7 +124,7 @@ class _PlannedSampler(LabelSampler):
         self.plan = self.planned = None
 
     def state_dict(self, batch: int | None = None) -> dict:  # what load_state_dict takes
-        "Where the current pass stands, its plan, and the bank"
+        "Return the position of the current pass, its plan, and the bank"
         return super().state_dict(batch) | {"plan": self.plan, "planned": self.planned, "bank": self.bank.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:

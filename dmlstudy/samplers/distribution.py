@@ -34,7 +34,7 @@ class MatchingSampler(EmbeddedSampler):
         self.candidates = candidates
 
     def cost(self, x: Tensor, at: Tensor) -> Tensor:  # (m,), the least is taken
-        "What each candidate costs: x (b*, D) centred embeddings of the big batch, at (m, b) positions in it"
+        "Return the cost of each candidate: x (b*, D) centred embeddings, at (m, b) positions among them"
         raise NotImplementedError(f"{type(self).__name__} does not say what a candidate costs")
 
     def propose(self, epoch: int, i: int) -> tuple[Tensor, Tensor, Tensor]:  # images (b*,), x (b*, D), at (m, b)

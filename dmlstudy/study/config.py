@@ -44,7 +44,7 @@ class Profile:
 
     @property
     def redraws(self) -> bool:
-        "Whether repetitions are replicates, each with a seed of its own"
+        "Return True if repetitions are replicates, each with its own seed"
         return self.replicates != (0,)
 
     @property
@@ -101,7 +101,7 @@ def _chosen(file: Path, stamp: float) -> dict:
 
 
 def tuned(profile: Profile) -> dict:  # data set -> method -> fields of a run
-    "What the search on validation classes chose for a profile"
+    "Return the settings that the search chose for a profile"
     file = asset(profile.tuned) if profile.tuned else None
     return _chosen(file, file.stat().st_mtime) if file and file.exists() else {}
 
@@ -115,7 +115,7 @@ def chosen_for(
     method: str,  # name in METHODS
     replicate: int = 0,  # where each replicate has a search of its own
 ) -> dict:  # fields of a run; {} if there was no search
-    "What the search chose for a method on a data set"
+    "Return the settings that the search chose for a method on a data set"
     if (source := METHODS[method].source) is None:
         found = tuned(profile)
         found = found.get(dataset, found.get(_TAKEN.get(dataset), {})).get(method, {})
@@ -172,7 +172,7 @@ def protocol_fields(
 
 # %% ../../nbs/65_study.config.ipynb #9c579a78
 def _row_fields(profile: Profile, dataset: str, method: str) -> dict:
-    "What a profile sets for a loss with all that is added to it, and for a row alone"
+    "Return the fields that a profile sets for a loss with its treatments, and for one method"
     names = (method.split(" + ")[0], f"{method}|")
     said = [profile.rows.get(where, {}).get(name, {}) for name in names for where in ("all", dataset)]
     return functools.reduce(lambda a, b: {**a, **b}, said, {})
@@ -204,7 +204,7 @@ def setting_of(
     profile: str,  # name in PROFILES
     run: Run,
 ) -> str:  # such as "sampler=ddm; steps=1000"; empty if it is the profile's plain run of its method
-    "What a run differs in from what the profile means by its method"
+    "Return the fields in which a run differs from its method in the profile"
     plain = run_of(profile, run.dataset, run.method, run.seed, replicate=run.replicate)
     fields = ((name, value) for name, value in asdict(run).items() if value != getattr(plain, name))
     return "; ".join(f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in fields)

@@ -54,7 +54,7 @@ from .run import Run
 
 # %% ../../nbs/75_study.executor.ipynb #1759b126
 def is_locked(file: Path) -> bool:
-    "Does a living process hold a lock? Its file may not exist"
+    "Return True if a living process holds a lock; its file may not exist"
     if not file.exists():
         return False
     try:
@@ -99,7 +99,7 @@ def _attempt(run: Run, **options) -> dict | None:
 
 # %% ../../nbs/75_study.executor.ipynb #6b23fd99
 def _train(run: Run, **options) -> dict:
-    "Train a run whose lock is held, and keep its record"
+    "Train a run whose lock is held, and save its record"
     from dmlstudy import train
 
     folder = run_folder(run)
@@ -132,7 +132,7 @@ _POLL = 0.5  # seconds between looks at what another process does
 
 def records_for(runs: Sequence[Run], **options) -> list[dict]:  # their records, in the same order
     "The records of runs, read or trained with options of `fit`; failures are raised when all others are done"
-    found, failed, waiting, told = {}, {}, [*dict.fromkeys(runs)], set()
+    found, failed, waiting, named = {}, {}, [*dict.fromkeys(runs)], set()
     while waiting:
         for run in waiting:
             try:
@@ -143,7 +143,7 @@ def records_for(runs: Sequence[Run], **options) -> list[dict]:  # their records,
                     raise FailedRuns(f"{_name(run)}: {failed[run]}. The GPU must be opened anew") from error
         before, waiting = waiting, [run for run in waiting if run not in failed and found[run] is None]
         if waiting == before:
-            _say_waiting(waiting, told)
+            _say_waiting(waiting, named)
             time.sleep(_POLL)
     if failed:
         reasons = "\n".join(f"{_name(run)}: {why}" for run, why in failed.items())
@@ -164,10 +164,10 @@ def _name(run: Run) -> str:
     return f"{run.method} on {run.dataset}, seed {run.seed} ({run.key()})"
 
 
-def _say_waiting(runs: Iterable[Run], told: set, say: Callable[[str], None] = print) -> None:
-    "Say once of each run that it is being waited for"
-    for run in [run for run in runs if run not in told]:
-        told.add(run)
+def _say_waiting(runs: Iterable[Run], named: set, say: Callable[[str], None] = print) -> None:
+    "Report each awaited run once"
+    for run in [run for run in runs if run not in named]:
+        named.add(run)
         begun = [event for event in history(run) if event["event"] == "begun"] or [{}]
         pid, host, since = (begun[-1].get(name, "?") for name in ("pid", "host", "time"))
         say(f"waiting for {_name(run)}: process {pid} on {host} since {since} is training it")
@@ -314,7 +314,7 @@ def run_batch(
         return failures
     ask = lambda todo: [(run, worker_folders(), extend, None if executor else n) for run in todo]
     with progress.bar, Workers(n, executor) as pool:
-        todo, told = sorted(wanted, key=seconds, reverse=True), set()
+        todo, named = sorted(wanted, key=seconds, reverse=True), set()
         while todo:
             found, died, busy = _turn(pool, ask(todo), progress)
             failures += found
@@ -322,14 +322,14 @@ def run_batch(
                 found, again, others = _turn(pool, ask([run]), progress)
                 failures += found + [progress.failure(run, _why_dead(run)) for run in again]
                 busy += others
-            todo = _freed(busy, progress, told)
+            todo = _freed(busy, progress, named)
     done, took = sum(map(recorded, wanted)), duration(time.perf_counter() - began)
     progress.say(f"{done} of {len(wanted)} runs trained in {took}")
     return failures
 
 # %% ../../nbs/75_study.executor.ipynb #99a65bfe
 def _look(runs: Iterable[Run]) -> tuple[dict[Run, dict], list[Failure]]:
-    "What is recorded, and what is recorded wrongly"
+    "Return the recorded runs, and the failures of stale records"
     known, failures = {}, []
     for run in dict.fromkeys(runs):
         try:
@@ -370,10 +370,10 @@ def _why_dead(run: Run) -> str:
     return (errors and errors[0]) or "the process that trained it died twice (killed, or out of memory)"
 
 
-def _freed(busy: list[Run], progress: "BatchProgress", told: set) -> list[Run]:
-    "Wait until another process lets go of one of these runs"
+def _freed(busy: list[Run], progress: "BatchProgress", named: set) -> list[Run]:
+    "Wait until another process releases one of these runs"
     while busy and all(is_locked(run_folder(run) / "lock") for run in busy):
-        _say_waiting(busy, told, progress.say)
+        _say_waiting(busy, named, progress.say)
         progress.show()
         time.sleep(_POLL)
     return busy
@@ -419,7 +419,7 @@ class BatchProgress:
 
 # %% ../../nbs/75_study.executor.ipynb #5d78f25d
 def typical(records: Iterable[Mapping]) -> Callable[[Run], float]:  # seconds
-    "How long a run takes: as those of the same kind took, else a guess by its steps"
+    "Return a function for the seconds of a run: from runs of its kind, else from its steps"
     took: dict[tuple, list[float]] = {}
     for record in records:
         run, seconds = {**asdict(Run()), **record["run"]}, (record.get("made") or {}).get("seconds")
@@ -449,13 +449,13 @@ def each_known() -> Iterator[dict]:
 
 
 def _kinds(run: Mapping) -> tuple[tuple, tuple]:
-    "What runs have in common whose steps take about the same time, and that take about the same time in all"
+    "Return the kinds of a run: for equal time a step, and for equal time in all"
     same = (run["model"], run["train_stem"])
     return same, (*same, *(run[name] for name in ("dataset", "steps", "eval_every", "batch_size", "method")))
 
 # %% ../../nbs/75_study.executor.ipynb #f11d0cb2
 def failure_table(failures: Sequence[Failure]) -> str:  # lines of text
-    "What failed, why, and where to look"
+    "Return a table of failures with reasons and places to look"
     groups: dict[tuple, list[str]] = {}
     for failure in failures:
         groups.setdefault((failure.why, failure.notebook, failure.cell), []).append(failure.what)
@@ -486,7 +486,7 @@ def batch_status(profile: str | None = None) -> dict[str, dict]:
 
 
 def state_of(key: str) -> str | None:  # recorded, training or failed; None: not begun
-    "What is known of a run from its key"
+    "Return the state of a run from its key"
     folder = outputs() / "runs" / key
     if recorded(key):
         return "recorded"

@@ -24,7 +24,7 @@ def settings_of(
     experiment: str,  # name in EXPERIMENTS
     profile: str,  # name in PROFILES
 ) -> list[dict]:  # fields of a run, a run each
-    "What an experiment varies"
+    "Return the settings that an experiment varies"
     said = lookup("experiment", experiment, EXPERIMENTS) | PROFILES[profile].experiments.get(experiment, {})
     varied = [*said.get("settings", [])]
     varied += [{name: value} for name, values in said.get("factors", {}).items() for value in values]
@@ -76,7 +76,7 @@ class Job:
     replicate: int = 0  # draw of training classes, folds and seed
 
     def runs(self) -> list[Run]:
-        "What it needs"
+        "Return the runs of a job"
         chosen = PROFILES[self.profile].tuned
         files = (asset(chosen), outputs() / "custom" / chosen) if chosen else ()
         state = tuple(file.stat().st_mtime_ns if file.exists() else None for file in files)

@@ -50,7 +50,7 @@ def pack(
 
 
 def unpack(text: str, n: Sequence[int]) -> list[int]:  # hits of each class
-    "What `pack` packed"
+    "Return the values that `pack` packed"
     number, hits = int.from_bytes(base64.b64decode(text)), []
     for most in reversed(n):
         number, hit = divmod(number, most + 1)
@@ -85,7 +85,7 @@ class DamagedRecords(ValueError):
 
 
 def run_folder(run: Run) -> Path:  # may not exist yet
-    "Where a run leaves its files"
+    "Return the folder of a run"
     return outputs() / "runs" / run.key()
 
 
@@ -97,14 +97,14 @@ def migrated(record: Mapping) -> dict:  # a copy
 
 # %% ../../nbs/62_study.records.ipynb #eb338d16
 def _uneven(curve: object) -> str | None:  # the first name whose values are not one number a step; None: all are
-    "What is wrong with a curve: step -> values of metrics"
+    "Return the fault of a curve: step -> values of metrics"
     steps = curve.get("step", []) if isinstance(curve, dict) else None
     good = lambda v: isinstance(v, list) and len(v) == len(steps) and {*map(type, v)} <= {int, float}
     return "step" if not isinstance(steps, list) else next((name for name, v in curve.items() if not good(v)), None)
 
 
 def problem(record: object) -> str | None:  # None: nothing
-    "What is wrong with a record"
+    "Return the fault of a record"
     parts = {"key": str, "run": dict, "curves": dict, "made": dict}
     if not isinstance(record, dict):
         return "it is not a record"
@@ -172,12 +172,12 @@ def check_record(record: Mapping, run: Run, place: str = "") -> dict:  # the rec
 
 # %% ../../nbs/62_study.records.ipynb #2ddbf028
 def batch_file(profile: str) -> Path:
-    "Where the records of a profile are kept together"
+    "Return the file of all records of a profile"
     return outputs() / "records" / f"{profile}.jsonl"
 
 
 def custom_file(profile: str) -> Path:
-    "Where runs are kept together that were asked for beside a profile's plan"
+    "Return the file of runs outside a profile's plan"
     return outputs() / "custom" / "records" / f"{profile}.jsonl"
 
 
@@ -243,7 +243,7 @@ def load_record(run: Run) -> dict | None:  # None if there is none
 
 
 def recorded(run: Run | str) -> bool:  # without a look at whether it is the right one, which `load_record` takes
-    "Is the run, or that of a key, finished?"
+    "Return True if a run, or that of a key, is finished"
     key = run if isinstance(run, str) else run.key()
     return own_record(outputs() / "runs" / key) is not None or file_of(key) is not None
 
@@ -357,7 +357,7 @@ _PACKAGES = ("torch", "torchvision", "numpy", "faiss-gpu", "faiss-cpu", "pillow"
 
 
 def versions() -> dict:  # package -> version; python and machine too
-    "What a result may depend on besides the run"
+    "Return the versions that a result may depend on"
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in _PACKAGES:
         try:

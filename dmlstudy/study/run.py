@@ -144,7 +144,7 @@ class Run(_Setup):
         return {name: v for name, default in usual.items() if (v := getattr(self, name)) != default}
 
     def recipe(self) -> dict:  # as from `Method.recipe`, and the sampler
-        "What is computed: loss, miner, regulariser and sampler with all their hyperparameters"
+        "Return loss, miner, regulariser and sampler with all their hyperparameters"
         row = lookup("method", self.method, METHODS)
         try:
             parts = row.recipe(self.dataset, self.p_switch, self.eta, self.loss_args)

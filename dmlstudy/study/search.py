@@ -26,7 +26,7 @@ from .selection import search_score, selected
 
 # %% ../../nbs/66_study.search.ipynb #2f29ae51
 def _published(profile: str, dataset: str, method: str, box: Mapping) -> tuple[np.ndarray, dict]:
-    "Where a profile's unsearched run of a method lies in its box, and what it sets"
+    "Return the place of a method's published settings in its box, and the settings"
     run = run_of(profile, dataset, method)
     loss, miner, added = (run.recipe()[part] or {} for part in ("loss", "miner", "regularizer"))
     values = {**loss, "p_switch": miner.get("p_switch"), "eta": added.get("eta")}
@@ -61,7 +61,7 @@ def trials(
     method: str,  # name in METHODS
     replicate: int = 0,  # of the trials, where there are several searches
 ) -> list[dict]:  # fields of a run; [] where there is nothing to search
-    "What the search tries for a method"
+    "Return the trials of a method"
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
     if row.loss is None:
         return []
@@ -107,7 +107,7 @@ def scores(
     records: Iterable[Mapping],  # of trials
     rule: str = "validation",  # one of SELECTIONS
 ) -> pd.DataFrame:  # dataset, method, lr, p_switch, eta, score (mean over folds), folds; in the order of the records
-    "What the trials of a search reached on validation classes"
+    "Return the scores of the trials of a search on validation classes"
     rows = []
     for record in records:
         fields = {name: record["run"][name] for name in ("dataset", "method", *_SEARCHED)}
@@ -135,7 +135,7 @@ def choose_in_boxes(
     rule: str = "window",  # one of SELECTIONS: the one by which rows will be compared
     methods: Sequence[str] = (),  # empty: all of the profile
 ) -> pd.DataFrame:  # dataset, method, fields of a run, best (trial's score), fitted (its variance), edges, replicate
-    "What a search in boxes chose for each method whose trials are all there"
+    "Return the choice of a search in boxes for each method with all its trials"
     trained = lambda curves: {"train": curves["validation"], **curves}  # `last` reads its step there; trials are lean
     by_key = {record["key"]: {**record, "curves": trained(record["curves"])} for record in records}
     p, rows = PROFILES[profile], []
@@ -161,7 +161,7 @@ def chosen_by_search(
     records: Iterable[Mapping],  # of its trials
     methods: Sequence[str] = (),  # empty: all of the profile
 ) -> dict[str, dict[str, dict | list]]:  # data set -> method -> fields of a run, of several searches a list
-    "What the search of a profile chose, in boxes or from lists"
+    "Return the choices of a profile's search, in boxes or from lists"
     p, chosen = PROFILES[profile], {}
     if "trials" not in p.search:
         return choose(records)

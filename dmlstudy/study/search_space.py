@@ -19,7 +19,7 @@ def box_of(
     row: Method,  # that is trained
     search: Mapping,  # of a profile: `lr`, for rows that have them `p_switch`, `eta` by regulariser, `axes` by part
 ) -> dict[str, tuple[float, float, bool]]:  # axis -> from, to, whether the scale is logarithmic
-    "Where the search of a row looks"
+    "Return the search box of a method"
     within = lambda axis, low, high, log: low <= row.loss_args.get(axis, low) <= high
     known = search_axes(row.loss) if row.axes is None else row.axes
     axes = {axis: ends for axis, ends in known.items() if within(axis, *ends)}

@@ -39,7 +39,7 @@ def places(
 
 
 def search_score(values: Mapping):  # of a run under a rule, as from `selected`, or columns of many; from 0 to 1
-    "What a search of hyperparameters compares: the mean of recall@1 and MAP@R on validation classes"
+    "Return the score of a trial: the mean of recall@1 and MAP@R on validation classes"
     return (values["validation/recall@1"] + values["validation/map@r"]) / 2
 
 # %% ../../nbs/63_study.selection.ipynb #06807dca
@@ -89,7 +89,7 @@ def class_hits(
     selection: str = "validation",  # one of SELECTIONS
     curve: str = "test",  # or visits: queries of other visits than the gallery
 ) -> tuple[np.ndarray, np.ndarray] | None:  # hits (means under window) and queries of each class, (C,); None: not kept
-    "How many test images of each class have an image of their class as nearest neighbour, under a rule"
+    "Return how many test images of each class have a nearest neighbour of their class, under a rule"
     classes = record.get("classes") or {}
     classes = (classes if curve == "test" else classes.get(curve)) or {"hits": {}, "n": []}
     n = [size for part in classes["n"] for size in ([part[0]] * part[1] if isinstance(part, list) else [part])]

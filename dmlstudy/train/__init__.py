@@ -73,7 +73,7 @@ def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a 
 # %% ../../nbs/74_train.ipynb #016351a0
 @dataclass
 class Step:
-    "What one step has computed before the network changes"
+    "The values of one step before the network changes"
 
     indices: Tensor  # (B,), of the training images
     labels: Tensor  # (B V,)
@@ -360,7 +360,7 @@ def git_commit() -> str | None:  # with a + for uncommitted changes; None outsid
 # %% ../../nbs/74_train.ipynb #fda4ae04
 @functools.cache
 def device_name(device: torch.device) -> str:  # such as "cpu (AMD EPYC, AVX2)" or "NVIDIA H100"
-    "What a run was computed on; equal runs give equal bits on equal devices"
+    "Return the name of the device; equal runs give equal bits on equal devices"
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":

@@ -42,7 +42,7 @@ def _check_parts(
 
 # %% ../../nbs/71_train.objective.ipynb #642c0167
 def _takes_generator(miner: Callable) -> bool:
-    "Whether a miner's third argument is the generator that it draws from; one of another library has none"
+    "Return True if a miner's third argument is its generator; miners of other libraries have none"
     call = miner.forward if isinstance(miner, nn.Module) else miner
     names = [*inspect.signature(call).parameters.values()]
     return len(names) > 2 and (names[2].name == "generator" or names[2].default is inspect.Parameter.empty)

@@ -84,7 +84,7 @@ _RECALLS = {  # data set -> k; elsewhere 1, 2, 4, 8
 def metrics_of(
     dataset: str,  # name in DATASETS
 ) -> dict[str, tuple[str, ...]]:  # what is searched -> metric names
-    "What is measured on the splits of a data set"
+    "Return the metrics on the splits of a data set"
     recalls = tuple(f"recall@{k}" for k in _RECALLS.get(dataset, (1, 2, 4, 8)))
     recalls += (f"precision@{SHOWN}",) if is_folder(dataset) else ()
     retrieval, norms = (*recalls, "map_c", "map@r"), ("norm_mean", "norm_var", "norm_cv")
@@ -136,7 +136,7 @@ def sampler_of(
 def mixup_of(
     run: Run, model: EmbeddingNet
 ) -> tuple[nn.Module, ManifoldMixup] | None:  # part of the network, and what mixes there; None: no mixing
-    "Where a run mixes its batches"
+    "Return the place where a run mixes its batches"
     if run.mixup is None:
         return None
     if run.model in FROZEN_STEMS:
@@ -171,7 +171,7 @@ class State:
     monitor: dict = field(default_factory=dict)  # quantity -> a value each step
 
     def parts(self) -> dict:
-        "What has a state of its own"
+        "Return the parts with their own state"
         parts = {"model": self.network.model, "objective": self.objective, "optimizer": self.optimizer}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -248,7 +248,7 @@ def resolve(
 def material(
     state: State,
 ) -> dict[str, int | str]:  # images of each split, a hash of their files' names and states, one of the weight file
-    "What a run is made from"
+    "Return the material of a run"
     held = {part: len(labels) for part, labels in state.feed.labels.items()}
     for part, split in getattr(state.feed, "splits", {}).items():
         if isinstance(split.images, Files):

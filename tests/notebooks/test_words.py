@@ -30,6 +30,7 @@ PHRASES = {  # say instead -> what not to say
     "message, text, saved": r"(?m)^parameter (?:told|said|kept)$",
     "Omniglot": r"\b[Rr]eal drawings\b|\b[Oo]n drawings\b|\bof drawings\b",
 }
+CODES = re.compile(r"above delta|positive, size open|one rate(?: for all)?|switched negatives add|ledger \d+")
 MENDED = "README CONTRIBUTING CHANGELOG index glossary 00_index".split()
 
 
@@ -43,9 +44,9 @@ def code(text: str) -> ast.Module:
 
 
 def written(tree: ast.Module) -> list[str]:
-    """Pieces of text of a question's cells that are not codes of verdicts, such as keys of a table."""
+    """Pieces of text of a question's cells that are no codes of CSV files, which pages map to the glossary's words."""
     parts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return [part for part in parts if " " in part.strip() and part not in ("above delta", "positive, size open")]
+    return [part for part in parts if " " in part.strip() and not CODES.fullmatch(part)]
 
 
 def documented(tree: ast.Module) -> list[str]:
