@@ -325,8 +325,8 @@ def answer(
     from IPython.display import Markdown
 
     text = sentence.format(**numbers)
-    if (n := len(text.split())) > 40:
-        raise ValueError(f"the answer of {stem} has {n} words, at most 40 will do: {text}")
+    if (n := len(text.split())) > 35:
+        raise ValueError(f"the answer of {stem} has {n} words, at most 35 will do: {text}")
     if not holds and folder_shown(profile) == outputs():
         raise AssertionError(f"the answer of {stem} no longer says what the records say: {text}")
     if not holds:

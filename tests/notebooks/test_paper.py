@@ -160,7 +160,7 @@ def test_outputs_stand_beside(name, path):
 @each("name, file", lambda: {p.stem: p for p in (OUTPUTS / "answers").glob("*.md")})
 def test_answers_are_sentences(name, file):
     said = file.read_text().strip()
-    assert 8 <= len(said.split()) <= 40 and said[0].isalnum() and said.endswith(".")
+    assert 8 <= len(said.split()) <= 35 and said[0].isalnum() and said.endswith(".")
     assert len(re.split(r"(?<=\.)\s+(?=[A-Z])", said)) <= 2
 
 
