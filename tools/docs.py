@@ -48,7 +48,7 @@ WEIGHT = {
 }  # in the search
 
 PUBLISHED = ("article.html", "explorer.html", "report.html", "claims.md", "claims.csv", "errata.md")
-PUBLISHED += ("tables/*.md", "tables/*.csv", "figures/*.png", "bench/*")
+PUBLISHED += ("tables/*.md", "tables/*.csv", "figures/*.p[nd][gf]", "bench/*")
 
 SHIM = """// A page that is opened from a disk may start no worker: a hidden frame runs its script in place of one.
 if (location.protocol === "file:") {
@@ -165,13 +165,10 @@ def publish(outputs: Path, target: Path) -> None:
     for path in (path for pattern in PUBLISHED for path in outputs.glob(pattern)):
         (target / path.relative_to(outputs)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target / path.relative_to(outputs))
-        if path.suffix == ".html":  # notebooks are pages of the site
-            text = re.sub(r'(href="\.\./nbs/[^"]+)\.ipynb', r"\1.html", path.read_text(encoding="utf-8"))
-            write(target / path.relative_to(outputs), text)
         if path.suffix == ".md":
             write(target / path.relative_to(outputs), harmless(path.read_text(encoding="utf-8")))
-        elif path.name == "article.html":  # it links to notebooks and tables, which are pages here
-            page = re.sub(r'(href="(?!https?:)[^"]*)\.(?:ipynb|md)"', r'\1.html"', path.read_text(encoding="utf-8"))
+        elif path.suffix == ".html":  # notebooks and tables are pages here
+            page = re.sub(r'(href="(?!\w+:)[^"#]*)\.(?:ipynb|md)(?=["#])', r"\1.html", path.read_text(encoding="utf-8"))
             write(target / path.relative_to(outputs), page)
 
 

@@ -304,7 +304,8 @@ def article_page(book: Mapping) -> str:  # HTML
         found = cell["outputs"] if cell["cell_type"] == "code" else [{"data": {"text/markdown": cell["source"]}}]
         for data in (out.get("data", {}) for out in found):
             if "image/png" in data:
-                parts.append(f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">')
+                alt = f"Figure {sum('<img' in part for part in parts) + 1}"
+                parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data["image/png"].strip()}">')
             elif "text/markdown" in data:
                 parts.append(html(re.sub(r"\]\((?!https?:)([^)#]+)", link, data["text/markdown"])))
     return Template(asset("article.html").read_text(encoding="utf-8")).render(body="\n".join(parts)) + "\n"
