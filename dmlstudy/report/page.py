@@ -296,7 +296,7 @@ def write_gallery(profile: str = "glyphs") -> Path:  # the page
 
 # %% ../../nbs/90_report.page.ipynb #a47e0001
 def article_page(book: Mapping) -> str:  # HTML
-    "The page of an executed notebook: its prose and what its cells show, without code"
+    "Return the page of an executed notebook: its prose and what its cells show, without code"
     from jinja2 import Template
 
     parts, link = [], lambda found: f"]({os.path.relpath(notebooks() / found[1], root() / 'outputs')}"
