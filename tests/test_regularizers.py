@@ -383,7 +383,7 @@ def test_mixing_by_hand():
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=gpu) for name in REGULARIZERS])
 def test_no_wait_on_a_gpu(name):
-    f, reg = torch.randn(12, 8, generator=generator(1)).cuda().requires_grad_(), named(name)
+    f, reg = torch.randn(12, 8, generator=generator(1)).cuda().requires_grad_(), named(name).cuda()
     reg(f)  # the first batch is looked at
     try:
         torch.cuda.set_sync_debug_mode("error")

@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SETS = {"ledger": [2], "tuned": [3], "reality": [4], "searches": [14, 15, 16], "last_step": [8], "other_sets": [7]}
 SETS |= {"added": [11], "all_drawings": [17], "other_sets_rates": [9], "reality_sets": [10, 12], "factors": [6]}
+SETS |= {"cars": [22]}
 
 
 def recall(record: dict, rule: str) -> float:

@@ -22,7 +22,7 @@ PHRASES = {  # say instead -> what not to say
     "reported": r"\bin print\b|\(print\)|\bprint: |\bprinted (?:effect|gain|value|number)s?\b",
     "pre-registered claims (set N)": rf"\b(?:{ORDINALS}) (?:pre-registered )?ledgers?\b|\bledgers? \d",
     "method; with or without SEC": r"\b(?:each|one|an|both|two|three|the other) arms?\b|\barms\b",
-    "replicate": r"\b(?:an?|another|ten|five|eight|twenty|new|other|per) draws?\b|\bdraws of\b",
+    "replicate": r"\b(?:an?|another|ten|five|eight|twenty|new|other|per|\d+) draws?\b|\bdraws of\b",
     "early stopping or window": r"tuned(?: and|,) stopped|\bStopped, |, stopped[;:., ]|\*[Ss]topped\*|runs are stopped",
     "proxy data set": r"\bstand-ins?\b|\bstands in for\b",
     "ρ-regularisation": r"\b[Ss]witched (?:negatives|rows|row)\b|\bthe switch\b",
@@ -70,8 +70,15 @@ def texts() -> dict[str, str]:
         marked = [m for m in marked if m[1] or not library or re.search(r"(?m)^(?:def|class) ", m[0])]
         cut = lambda text: re.sub(r"(?m)^(\|.*)\|[^|\n]*\|$", r"\1", text) if name == "glossary" else text  # noqa: B023
         parts = [cut(source) if prose else "\n".join(shown(code(source))) for source, prose in marked]
+        if path.parent.parent.name == "experiments":  # what its cells print is read, too
+            shown_by = [out for cell in notebook(path) for out in cell.get("outputs", [])]
+            parts += ["".join(out.get("text", out.get("data", {}).get("text/plain", ""))) for out in shown_by]
         found["library" if library else name] = "\n".join([found.get("library" if library else name, ""), *parts])
-    for path in sorted((ROOT / "outputs").glob("[at]*s/*.md")):
+    for path in [
+        *sorted((ROOT / "outputs").glob("[at]*s/*.md")),
+        ROOT / "outputs/claims.md",
+        ROOT / "outputs/errata.md",
+    ]:
         found[f"{path.parent.name}/{path.name}"] = path.read_text(encoding="utf-8")
     return found
 
