@@ -230,7 +230,7 @@ def test_numbers_are_those_of_the_records(stem):
         return  # no records yet
     records, results = found("samplers") if sampled else every()
     if stem in ("roth_table2", "sec_main"):
-        results = pd.concat([study_records("omniglot_confirm")[1], results])
+        results = pd.concat([*(study_records(name)[1] for name in ("cars_whole", "omniglot_confirm")), results])
     if sampled:
         names = {r["key"]: f"{r['run']['method']}, {sampler_name(r['run'])}" for r in records}
         results = results.assign(method=results["key"].astype(str).map(names))
