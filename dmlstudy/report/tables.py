@@ -226,7 +226,7 @@ def source_note(
     what: str = "mean and 95 % t-interval over replicates",  # the numbers
 ) -> str:  # a paragraph
     "Say where the numbers of a table or a figure are from"
-    sets = "; ".join(f"`{d}` for {NAMES[role(d)]}" for d in datasets if d in ROLES)
+    sets = "; ".join(f"`{d}` for {NAMES[role(d)]}" for d in datasets if d.startswith("glyphs"))
     redrawn = {d for p in profiles_shown(profile) if PROFILES[p].redraws for d in PROFILES[p].datasets}
     drawn = {"seeds": set(), "replicates": set()}
     for run in (r["run"] for r in records):
