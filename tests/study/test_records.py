@@ -190,9 +190,10 @@ def test_a_record_of_659_classes_and_6_evaluations_is_small():
 
 @each("name, file", lambda: {file.stem: file for file in sorted(COMMITTED.parent.glob("*.jsonl"))})
 def test_committed_records_say_what_made_them_and_are_small(name, file):
-    """Those that name their code come from a commit, and know their weights; 8 KB a record on average."""
+    """Those that name their code come from a commit, and know their weights; on average 8 KB a run, 3 KB a trial."""
     found = whole(file)
-    assert file.stat().st_size <= min(8000 * len(found), 8_000_000)
+    trials = name.endswith("_search")  # measured on validation classes alone; set 20 has 2,900
+    assert file.stat().st_size <= (3000 * len(found) if trials else min(8000 * len(found), 5_000_000))
     for record in (record for record in found if "code" in record["made"]):
         made, run = record["made"], record["run"]
         assert re.fullmatch(r"[0-9a-f]{40}", made["git"]) and re.fullmatch(r"[0-9a-f]{12}", made["code"]), record["key"]
