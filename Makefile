@@ -31,10 +31,10 @@ $(VENV)/.ready: constraints.hashed.txt settings.ini setup.py
 study: setup  ## run the batch of a profile: make study [PROFILE=smoke] [JOBS=2] [FRESH=1]
 	@$(BIN)/dmlstudy run --profile $(PROFILE) --jobs $(JOBS) $(if $(FRESH),--fresh)
 
-test: setup  ## every check but the slow ones, the cheap ones first: some five minutes on two cores
+test: setup  ## every check but the slow ones, the cheap ones first: some eight minutes on two cores
 	@$(BIN)/python tools/check.py
 
-test-slow: setup  ## the slow checks: outputs drawn again, notebooks printed again, kill drills, full grids, long trainings
+test-slow: setup  ## the slow checks: outputs drawn again, kill drills, full grids, long trainings
 	@$(BIN)/python tools/check.py outputs slow
 
 prepare: setup  ## the daily loop: format, export, test, clean, write README and outputs [NB=nbs/21_losses.triplet.ipynb: test that one]
