@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
         return _run_own(args)
     jobs, began = _asked_jobs(args), time.perf_counter()
     runs = all_runs(jobs)
-    asked = {(job.profile, run.dataset, run.method): None for job in jobs for run in job.runs()}
+    asked = {(j.profile, run.dataset, run.method): None for j in jobs if j.experiment != "choices" for run in j.runs()}
     if early := [(profile, m) for profile, dataset, m in asked if unsearched(profile, dataset, [m])]:
         todo = f'dmlstudy tune --profile {early[0][0]} --methods "{"; ".join(m for _, m in early)}"'
         raise ValueError(f"no search has chosen for {len(early)} rows: {todo}; or name other rows with --methods")
@@ -302,7 +302,7 @@ def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status:
     "Say what a batch would do"
     import pandas as pd
 
-    from dmlstudy.study.executor import default_workers, each_known, typical
+    from dmlstudy.study.executor import default_workers, each_known, obstacles, typical
     from dmlstudy.study.records import recorded_keys
 
     known, workers, seconds = recorded_keys(), workers or default_workers(), typical(each_known())
@@ -318,23 +318,13 @@ def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status:
     print(pd.DataFrame(table, columns=heads).to_string(index=False))
     estimate = duration(max(sum(wanted.values()) / workers, max(wanted.values(), default=0)))
     print(f"{len(wanted)} runs on {workers} workers: about {estimate}")
-    found = _obstacles(jobs)
-    print(*(f"not possible as it is: {obstacle}" for obstacle in found), sep="\n", end="\n" if found else "")
-    return 1 if found else 0
-
-
-def _obstacles(jobs: "Sequence[Job]") -> list[str]:
-    "Data sets that cannot be used, and folders that cannot be written"
-    from dmlstudy.data.prepare import usable
-
-    asked = dict.fromkeys((job.dataset, job.strict_data) for job in jobs)
-    asked = [pair for pair in asked if not is_folder(pair[0])]  # which was read to be named
-    found = [why for name, strict in asked if (why := usable(name, strict=strict))]
+    found = [*obstacles(jobs).values()]
     for folder in (outputs(), cache_dir()):
         nearest = next(place for place in (folder, *folder.parents) if place.exists())
         if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
             found.append(f"{folder} cannot be written")
-    return found
+    print(*(f"not possible as it is: {obstacle}" for obstacle in found), sep="\n", end="\n" if found else "")
+    return 1 if found else 0
 
 # %% ../nbs/99_cli.ipynb #ff4ade17
 def _tune(args: argparse.Namespace) -> int:  # exit status

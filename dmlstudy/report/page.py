@@ -36,6 +36,7 @@ from dmlstudy.study.records import (
     custom_file,
     each_record,
     file_of,
+    lean,
     load_record,
     merge_records,
     own_record,
@@ -330,10 +331,11 @@ def collect(
     planned = {*all_runs(job for job in jobs_of(profile) if job.experiment != "search")}
     ours = lambda run: replace(run, strict_data=True) in planned and METHODS[run.method].source is None
     beside = [run for run in dict.fromkeys(runs) if not ours(run)]
+    short = lean if "budgets" in (PROFILES[profile].search or {}) else dict  # runs of several searches are many
     for file, some in ((batch_file(profile), {*planned, *runs} - {*beside}), (custom_file(profile), beside)):
         places: dict[Path, list] = {}
         for record in filter(None, map(own_record, some)):  # what stands in a file stays there
-            places.setdefault(file_of(record["key"]) or file, []).append(record)
+            places.setdefault(file_of(record["key"]) or file, []).append(short(record))
         for place, found in (places or {file: []}).items():
             merge_records(place, found)
     return [record for run in beside if (record := load_record(run))]

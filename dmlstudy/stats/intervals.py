@@ -7,6 +7,7 @@ __all__ = ['t_interval', 'paired_differences', 'holm', 'rank_intervals', 'tied_w
            'search_interval', 'correlation', 'correlation_interval', 'variance_components', 'one_search_interval']
 
 # %% ../../nbs/80_stats.intervals.ipynb #05128fee
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -50,6 +51,9 @@ def holm(
     return corrected
 
 # %% ../../nbs/80_stats.intervals.ipynb #804d6670
+_range = functools.cache(stats.studentized_range.isf)  # an integral; a page asks for few
+
+
 def rank_intervals(
     values: np.ndarray,  # (..., methods, n), more is better; paired by seed or replicate
     level: float = 0.95,  # of all ranks at once
@@ -63,7 +67,7 @@ def rank_intervals(
         rest = values - mean[..., None] - values.mean(-2, keepdims=True) + mean.mean(-1)[..., None, None]
         df = (k - 1) * (n - 1)
         s = np.sqrt((rest**2).sum((-2, -1)) / df)
-        length = stats.studentized_range.isf(1 - level, k, df) * s / np.sqrt(n)
+        length = _range(1 - level, k, df) * s / np.sqrt(n)
     ahead = mean[..., None, :] - mean[..., :, None] > length[..., None, None]
     return 1 + ahead.sum(-1), k - ahead.sum(-2)
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['is_locked', 'history', 'FailedRuns', 'explained', 'records_for', 'record_for', 'default_workers', 'Workers',
-           'Failure', 'worker_folders', 'run_batch', 'BatchProgress', 'typical', 'each_known', 'failure_table',
-           'batch_status', 'state_of', 'fresh_outputs', 'differences', 'take_fresh']
+           'Failure', 'worker_folders', 'obstacles', 'run_batch', 'BatchProgress', 'typical', 'each_known',
+           'failure_table', 'batch_status', 'state_of', 'fresh_outputs', 'differences', 'take_fresh']
 
 # %% ../../nbs/75_study.executor.ipynb #90b0807c
 import json
@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -292,6 +292,16 @@ def _work(run: Run, folders: Mapping[str, str], extend: str | None, sharing: int
         raise FailedRuns(explained(error)) from None
 
 # %% ../../nbs/75_study.executor.ipynb #2a3a234e
+def obstacles(
+    runs: Iterable,  # of runs, or of anything with `dataset` and `strict_data`
+) -> dict[tuple[str, bool], str]:  # (dataset, strict_data) -> why, such as where it was looked for
+    "Return the data sets that runs ask for and that cannot be used as they are"
+    from dmlstudy.data.prepare import usable
+
+    asked = dict.fromkeys((run.dataset, run.strict_data) for run in runs if not is_folder(run.dataset))
+    return {of: why for of in asked if (why := usable(of[0], strict=of[1]))}
+
+
 def run_batch(
     runs: Iterable[Run],
     workers: int | None = None,  # processes of this machine; None: one for each GPU, or else for each core
@@ -305,6 +315,10 @@ def run_batch(
     known, failures = _look(runs)
     refused = {failure.key for failure in failures}
     wanted = [run for run in runs if run not in known and run.key() not in refused]
+    lacking = {} if executor else obstacles(wanted)  # the workers of a cluster have folders of their own
+    on = Counter((run.dataset, run.strict_data) for run in wanted)
+    failures += [Failure(f"{on[of]} runs on {of[0]}", why) for of, why in lacking.items()]
+    wanted = [run for run in wanted if (run.dataset, run.strict_data) not in lacking]
     seconds = typical(each_known()) if wanted else None
     n = max(1, min(workers or default_workers(), len(wanted)))
     progress = BatchProgress(wanted, seconds, n, out, later)

@@ -6,18 +6,16 @@
 __all__ = ['settings_of', 'runs_of', 'Job', 'all_runs', 'jobs_of', 'asked_by']
 
 # %% ../../nbs/67_study.plan.ipynb #e5fd578c
-import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from ..core.checks import lookup
-from ..core.paths import asset, outputs
 from ..core.text import is_folder
-from .config import EXPERIMENTS, PROFILES, QUESTIONS, Profile, methods_of, run_of
+from .config import EXPERIMENTS, PROFILES, QUESTIONS, Profile, methods_of, run_of, tuned
 from .methods import METHODS, with_none
 from .run import Run
-from .search import search_runs
+from .search import planned, search_runs
 
 # %% ../../nbs/67_study.plan.ipynb #d15b63c6
 def settings_of(
@@ -46,6 +44,10 @@ def runs_of(
     chosen = [m.strip() for m in chosen.split(";") if m.strip()] if isinstance(chosen, str) else [*chosen]
     if experiment == "search":
         found = search_runs(profile, dataset, seed, chosen, replicate or None)
+    elif experiment == "choices":
+        if early := {*p.methods} - tuned(p).get(dataset, {}).keys():
+            raise ValueError(f"no search has chosen for {len(early)} rows: dmlstudy tune --profile {profile}")
+        found = [run for run in planned(profile, tuned(p), dataset)["run"] if not chosen or run.method in chosen]
     else:
         said = EXPERIMENTS[experiment] | p.experiments.get(experiment, {})
         rows = [*(said.get("methods") or methods_of(profile, dataset)), *said.get("more", {}).get(dataset, [])]
@@ -55,14 +57,6 @@ def runs_of(
     return [*dict.fromkeys(run if strict_data else replace(run, strict_data=False) for run in found)]
 
 # %% ../../nbs/67_study.plan.ipynb #d4c9ea52
-@functools.lru_cache(maxsize=1024)
-def _runs_alike(
-    experiment: str, profile: str, dataset: str, methods: str | None, strict: bool, replicate: int, state
-) -> list[Run]:
-    "The runs of an experiment at seed 0; `state` changes with what the search chose, and with methods of one's own"
-    return runs_of(experiment, profile, dataset, 0, methods, strict, replicate)
-
-
 @dataclass(frozen=True)
 class Job:
     "An experiment on one data set, with one draw"
@@ -77,12 +71,7 @@ class Job:
 
     def runs(self) -> list[Run]:
         "Return the runs of a job"
-        chosen = PROFILES[self.profile].tuned
-        files = (asset(chosen), outputs() / "custom" / chosen) if chosen else ()
-        state = tuple(file.stat().st_mtime_ns if file.exists() else None for file in files)
-        state += tuple(row.source for row in METHODS.values() if row.source)
-        same = (self.experiment, self.profile, self.dataset, self.methods, self.strict_data, self.replicate)
-        return [replace(run, seed=self.seed, replicate=self.replicate) for run in _runs_alike(*same, state)]
+        return runs_of(*astuple(self))
 
 # %% ../../nbs/67_study.plan.ipynb #a11a0001
 def all_runs(jobs: Iterable[Job]) -> list[Run]:  # each once, in the order of the jobs

@@ -347,9 +347,9 @@ def drop_records(
 
 # %% ../../nbs/62_study.records.ipynb #7164005c
 def lean(record: Mapping) -> dict:  # a copy
-    "A record of a trial: recall@1 and MAP@R on validation classes"
-    curve = record["curves"]["validation"]
-    curves = {"validation": {name: curve[name] for name in ("step", "recall@1", "map@r")}}
+    "A short record, of a trial or of one of many runs: recall@1 and MAP@R"
+    kept = ("step", "recall@1", "map@r", "rho")
+    curves = {part: {k: v for k, v in curve.items() if k in kept} for part, curve in record["curves"].items()}
     return {name: record[name] for name in ("key", "run", "made")} | {"curves": curves}
 
 # %% ../../nbs/62_study.records.ipynb #87c64f0d

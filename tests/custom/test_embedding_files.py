@@ -79,6 +79,7 @@ def told(words, capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_format_gives_the_same_table(files, capsys):
     f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
     np.savez(files / "both.npz", embeddings=f, labels=y)

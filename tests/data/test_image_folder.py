@@ -14,7 +14,6 @@ from tiers import sample, short_photos
 from dmlstudy import cli
 from dmlstudy.data.image_folder import _twins, folder_rows, folder_summary, load_folder, resolve_folder
 from dmlstudy.data.images import open_image
-from dmlstudy.study import plan as study
 from dmlstudy.study.config import PROFILES
 
 
@@ -33,8 +32,7 @@ def photos(tmp_path, monkeypatch):
             mode, end = [("RGB", "jpg"), ("L", "png"), ("RGBA", "png"), ("CMYK", "jpg"), ("P", "png")][i]
             image.convert(mode).save(folder / f"{i}.{end}")
     (tmp_path / "photos/colour 3/broken.jpg").write_bytes(b"\xff\xd8 no picture")
-    yield tmp_path
-    study._runs_alike.cache_clear()  # a test may have changed the profile that it is made from
+    return tmp_path
 
 
 def test_the_plan_says_what_is_in_a_folder(photos, capsys):

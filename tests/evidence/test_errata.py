@@ -138,6 +138,7 @@ def test_softmax_failed_in_its_search_and_is_marked():
     assert [of for of in marked if of.endswith(" ‡")] == ["Softmax ‡"]
 
 
+@pytest.mark.slow
 def test_e_bh_over_all_sets_by_its_definition():
     e = pd.concat([verdicts_now(read_ledger(version)) for version in (3, 14, 15)])["e"].to_numpy()
     half = e[np.isclose(e, EVIDENCE.at["e of half a point of SEC (J1)", "value"], rtol=1e-4)]

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tiers import sample
 
 from dmlstudy.core.random import generator
 from dmlstudy.losses import LOSSES, make_loss
@@ -22,7 +23,7 @@ BAD = {  # a batch as it comes from the network
 
 
 @pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("name", REMEMBER)
+@pytest.mark.parametrize("name", sample(REMEMBER, every=6))
 def test_a_memory_after_a_bad_step_is_that_of_a_twin_without_it(name, around):
     """After one good batch, as the first one, and in a full memory; the twelve steps after it have equal bits."""
     for bad, spoil in BAD.items():

@@ -14,6 +14,7 @@ import torch
 from edge_batches import CLASSES, DIM, FINITE
 from grids import each
 from largest import Largest
+from tiers import sample
 from torch.autograd import gradcheck
 
 from dmlstudy.core.random import generator
@@ -195,7 +196,7 @@ def margins_of_queries(f, labels, queue, of):
     return sum(pulls) / max(1, len(pulls)) + sum(pushes) / max(1, len(pushes))
 
 
-@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.parametrize("name", sample(RANKS, ["smooth_ap"]))
 @each("size", [8, 12, 100])
 def test_rankings_of_a_memory_against_loops(monkeypatch, name, size):
     """In blocks of one row, of three, and at once: the batch's own ranking, and each query's of the queue."""

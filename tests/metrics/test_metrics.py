@@ -19,6 +19,7 @@ from sklearn.metrics import (
     normalized_mutual_info_score,
     pair_confusion_matrix,
 )
+from tiers import sample
 
 from dmlstudy.core.random import generator
 from dmlstudy.custom.embedding_files import class_intervals
@@ -147,7 +148,7 @@ HEAVY_SETS = Recipes(
 )
 
 
-@pytest.mark.parametrize("name", HEAVY_SETS)
+@pytest.mark.parametrize("name", sample(HEAVY_SETS, ["one very long"]))
 def test_few_queries_are_searched_again_because_others_are_long(name, monkeypatch):
     again = []
     ties = search._search_ties
@@ -182,7 +183,7 @@ def squared(x, y):
     return torch.stack([(row - y.double()).square().sum(1) for row in x.double()])
 
 
-@pytest.mark.parametrize("name", TIED_SETS)
+@pytest.mark.parametrize("name", sample(TIED_SETS, ["signs"]))
 @each("normalize", [True, False])
 def test_neighbours_where_most_distances_are_tied_in_a_set_large_enough_for_blocks(name, normalize):
     points = as_points(TIED_SETS[name], normalize)
@@ -435,7 +436,11 @@ def exact_lloyd(points, k, seed=0):
         centroids = new
 
 
-@pytest.mark.parametrize("sets", [TIED_SETS, HEAVY_SETS, POINT_SETS], ids=["tied", "heavy", "points"])
+@pytest.mark.parametrize(
+    "sets",
+    [TIED_SETS, *(pytest.param(sets, marks=pytest.mark.slow) for sets in (HEAVY_SETS, POINT_SETS))],
+    ids=["tied", "heavy", "points"],
+)
 @each("name", lambda sets: sets)
 def test_clusters_are_those_of_all_distances_ties_included(sets, name):
     points = as_points(sets[name][:700], normalize=False)

@@ -97,6 +97,7 @@ def test_nothing_draws_from_a_global_generator(name, path):
         assert not (owner == "torch" and name in ("manual_seed", "seed")), f"{path.name}:{node.lineno}: {text}"
 
 
+@pytest.mark.slow
 def test_reading_records_does_not_load_torch():
     """Nor does planning runs, or drawing what they say."""
     names = [f"dmlstudy.{name}" for name in modules() if name.partition(".")[0] in WITHOUT_TORCH]

@@ -35,6 +35,7 @@ def test_every_old_name_is_that_of_its_new_module(module, names):
         assert where is None or where.removeprefix("dmlstudy.") != module
 
 
+@pytest.mark.slow
 def test_new_names_give_no_warning():
     code = "import dmlstudy.study.plan, dmlstudy.stats.intervals, dmlstudy.report.page, dmlstudy.train"
     assert subprocess.run([sys.executable, "-W", "error::DeprecationWarning:dmlstudy", "-c", code]).returncode == 0

@@ -119,6 +119,7 @@ def test_state_for_a_loader_that_asks_ahead():
     assert used + list(resumed) == list(make("spc", {}))
 
 
+@pytest.mark.slow
 def test_other_process_draws_the_same():
     code = (
         "import pickle, sys; from dmlstudy.samplers import make_sampler\n"

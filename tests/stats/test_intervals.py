@@ -94,6 +94,7 @@ def test_the_kept_weights_are_those_of_the_best_validation_step():
     assert all(torch.equal(v, weights[1][n]) for n, v in hook.weights.items())
 
 
+@pytest.mark.slow
 def test_tuples_are_drawn_by_the_seed_of_the_run():
     """The tuples of a step are those that a generator of the run's own seed draws, and no other seed's."""
     seen = []

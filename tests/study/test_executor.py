@@ -775,3 +775,11 @@ def test_progress_on_a_terminal(study, capsys, monkeypatch):
     out, shown = capsys.readouterr()
     assert out.startswith("a line that stays\nfailed: ") and progress.ahead() == 0
     assert "1 of 2 runs |" in shown and "about 15:00 min to go" in shown
+
+
+@pytest.mark.parametrize("others", [[], pytest.param([small()], marks=pytest.mark.slow)])
+def test_a_data_set_that_is_not_there_is_named_once_and_others_are_trained(study, others):
+    runs = [*others, *(make_run(dataset="cub200", method="Softmax", seed=seed) for seed in range(3))]
+    (failure,) = batch.run_batch(runs, 1)
+    assert failure.what == "3 runs on cub200" and failure.why.startswith("cub200 was not found below")
+    assert all(map(records.recorded, others))

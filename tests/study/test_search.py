@@ -3,12 +3,15 @@
 import hashlib
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dmlstudy.evidence.preregistered import read_ledger
+from dmlstudy.report import page
+from dmlstudy.study import plan, records
 from dmlstudy.study.config import PROFILES, tuned
 from dmlstudy.study.search import choices, choices_file, planned, search_runs, tried_in_box
 
@@ -99,3 +102,39 @@ def test_set_20_names_at_most_four_primary_claims_each_also_by_map():
     assert 1 <= len(primary) <= 4
     for claim in primary:
         assert any((c["pairs"], c["metric"], c["over"]) == (claim["pairs"], "map@r", claim["over"]) for c in claims)
+
+
+@pytest.fixture
+def made_up(monkeypatch) -> dict:
+    """Choices as ten searches could have made them."""
+    each = {f"best trial, {n}": [{"lr": 1e-4 * (s + 1)} for s in range(10)] for n in PROFILE.search["budgets"]}
+    found = {DATASET: {method: each for method in PROFILE.methods}}
+    monkeypatch.setattr(plan, "tuned", lambda profile: found)
+    return found
+
+
+def test_the_choices_of_several_searches_are_trained_as_planned(monkeypatch, made_up):
+    """The profile asks for the planned runs, and for none before its searches are made."""
+    (job,) = plan.jobs_of(NAME)
+    assert job.runs() == [*dict.fromkeys(planned(NAME, made_up, DATASET)["run"])]
+    assert {run.method for run in plan.all_runs(plan.jobs_of(NAME, methods=["SHT"]))} == {"SHT"}
+    monkeypatch.setattr(plan, "tuned", lambda profile: {})
+    with pytest.raises(ValueError, match=f"no search has chosen for 19 rows: dmlstudy tune --profile {NAME}"):
+        plan.runs_of("choices", NAME, DATASET, None)
+
+
+def test_many_runs_have_short_records(monkeypatch, tmp_path, made_up):
+    """Two thousand runs of 8 KB would not fit into a file of 5 MB."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    run = plan.all_runs(plan.jobs_of(NAME))[0]
+    curve = {"step": [0, 200], "recall@1": [0.1, 0.2], "nmi": [0.3, 0.4], "map@r": [0.5, 0.6]}
+    curves = {"test": curve, "validation": curve, "train": {"step": [0, 200], "rho": [0.1, 0.2], "inter": [1.0, 1.0]}}
+    records.save_record({"key": run.key(), "run": asdict(run), "curves": curves, "made": {}, "spectra": {}})
+    page.collect(NAME)
+    (kept,) = records.read_batch(NAME)
+    short = {"step": [0, 200], "recall@1": [0.1, 0.2], "map@r": [0.5, 0.6]}
+    assert kept["curves"] == {"test": short, "validation": short, "train": {"step": [0, 200], "rho": [0.1, 0.2]}}
+    assert (
+        kept.keys() == {"key", "run", "made", "curves", "format"}
+        and records.load_record(run)["curves"]["test"] == curve
+    )

@@ -248,6 +248,7 @@ def test_two_views_of_images_on_disk(birds, pixels):
     assert torch.equal(x, seen[1][1]) and torch.equal(labels, seen[1][2])
 
 
+@pytest.mark.slow
 def test_images_held_on_the_device_are_those_of_the_files(birds):
     """Bytes on the device in place of files: the same test images, a batch of images or their mirror images."""
     run = make_run(BIRDS, transform="squash96", pixels="held")

@@ -61,7 +61,7 @@ def test_same_run_in_another_process():
     assert found == content(fit(make_run(TINY, method="Triplet (D)"), device="cpu"))
 
 
-@pytest.mark.parametrize("method", sample([m for m, row in METHODS.items() if row.loss], ["SimCLR"], every=8))
+@pytest.mark.parametrize("method", sample([m for m, row in METHODS.items() if row.loss], every=16))
 @pytest.mark.parametrize("variant", ["corrected", pytest.param("published", marks=pytest.mark.slow)])
 def test_every_method_trains(method, variant):
     row, fields = METHODS[method], {"steps": 2, "eval_every": 2, "method": method, "variant": variant, "batch_size": 60}
@@ -74,7 +74,7 @@ def test_every_method_trains(method, variant):
     assert record["curves"]["train"]["rho"][0] != record["curves"]["train"]["rho"][1]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", sample(SAMPLERS, ["ddm", "gc"]))
 def test_every_sampler_trains(sampler):
     run = make_run(TINY, steps=3, eval_every=3, method="Margin (D, beta=1.2)", sampler=sampler)
     assert content(fit(run, device="cpu")) == content(fit(run, device="cpu"))
@@ -211,6 +211,7 @@ def test_frozen_parts_do_not_move():
     }
 
 
+@pytest.mark.slow
 def test_same_seed_same_start_for_all_methods():
     first = [fit(make_run(TINY, steps=3, method=m), device="cpu") for m in ("Softmax", "Triplet (S)", "NPair")]
     starts = [r["curves"]["test"]["recall@1"][0] for r in first[:2]]
@@ -258,6 +259,7 @@ def flags() -> tuple:
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
 
+@pytest.mark.slow
 def test_float32_means_32_bits_in_convolutions_too(monkeypatch):
     before, seen = flags(), {}
     forward, backward = torch.nn.Conv2d.forward, Network.backward
@@ -386,6 +388,7 @@ def test_monitors_of_each_step_change_nothing_and_go_on(tmp_path):
     assert content(fit(run, device="cpu", folder=tmp_path)) == content(whole)
 
 
+@pytest.mark.slow
 def test_the_record_holds_what_the_rules_choose():
     record = fit(make_run(TINY, method="Softmax", lr=3e-3, steps=8, eval_every=1), device="cpu")
     test, chosen = record["curves"]["test"], train.chosen_steps(record["curves"])
@@ -411,6 +414,7 @@ def test_a_broken_run_leaves_the_state_that_broke(tmp_path):
     assert 0 < state["step"] == int(steps) < run.steps, "the step that broke was not taken"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["NPair", "Softmax"])
 def test_a_late_look_finds_the_step_that_broke(tmp_path, method):
     run = make_run(TINY, dataset="glyphs_fine", method=method, steps=50, eval_every=50, lr=1e18, loss_lr=1e18)
@@ -463,7 +467,7 @@ def spoil(file, how) -> None:
     file.write_bytes({"half": data[: len(data) // 2], "empty": b"", "words": b"abc" * 999}.get(how, data))
 
 
-@pytest.mark.parametrize("how", sample(["a bit", "half", "empty", "words", "no optimiser"], ["a bit", "no optimiser"]))
+@pytest.mark.parametrize("how", sample(["a bit", "half", "empty", "words", "no optimiser"], ["no optimiser"]))
 def test_a_damaged_checkpoint_is_ignored(tmp_path, how):
     run = make_run(TINY, eval_every=2)
 
@@ -489,7 +493,7 @@ def undisturbed(run) -> str:
             *(("spc", name) for name in ("NPair", "Angular", "Quadruplet (D)", "R-Triplet (D)", "Triplet (R)")),
             *(("spc", "ProxyNCA"), ("shuffle", "SimCLR + SEC"), ("spc", "Triplet (D); mixed")),
         ],
-        [("gc", "Margin (D, beta=1.2)"), ("shuffle", "SimCLR + SEC")],
+        [("shuffle", "SimCLR + SEC")],
     ),
 )
 def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
