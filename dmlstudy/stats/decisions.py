@@ -38,7 +38,8 @@ def against_print(
     printed: float,  # the paper's effect, oriented as the bounds
 ) -> str:
     "Say whether an interval holds the reported effect"
-    tests = {"as large as printed": low >= printed, "smaller than printed": high < printed}
+    tests = {"opposite to printed": printed < 0 < low, "as large as printed": low >= printed}
+    tests |= {"smaller than printed": high < printed}
     return next((name for name, holds in tests.items() if holds), "holds the printed effect")
 
 # %% ../../nbs/82_stats.decisions.ipynb #a468948d

@@ -89,6 +89,7 @@ def test_verdicts_by_hand():
     cases |= {(-2, -0.5): "reversed", (-0.5, 2): "open", (-2, 0.5): "open", (0.2, 0.8): "negligible"}
     assert {bounds: verdict(*bounds, 1.0) for bounds in cases} == cases
     said = ["as large as printed", "smaller than printed", "holds the printed effect"]
+    assert against_print(0.1, 2, -1.0) == "opposite to printed" and against_print(-1, 2, -1.0) == "as large as printed"
     assert [against_print(*bounds, 1.0) for bounds in ((1.5, 2), (-1, 0.5), (0.5, 2))] == said
     for e, marked in (([39, 0], 0), ([41, 0], 1), ([21, 21], 2), ([19, 19], 0), ([41, np.nan], 1), ([21, np.nan], 1)):
         assert e_bh(np.array(e, float)).sum() == marked
