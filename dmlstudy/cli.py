@@ -703,9 +703,7 @@ _FIND_OPTIONS = {
 }
 _DECIDE_OPTIONS = {
     "claims": _option("claims", "such as V1 (default: all that are open)", nargs="*", metavar="CLAIM"),
-    "ledger": _option(
-        "--ledger", "the number of its file (default: 3)", type=int, choices=[*range(2, 20), 22], default=3
-    ),
+    "ledger": _option("--ledger", "its number (default: 3)", type=int, choices=[*range(2, 20), 22], default=3),
     "hours": _option("--hours", "time to spend (default: 1)", type=float, default=1.0),
 }
 _OPTIONS = _STUDY_OPTIONS | _DATA_OPTIONS | _EVALUATE_OPTIONS | _FIND_OPTIONS | _DECIDE_OPTIONS

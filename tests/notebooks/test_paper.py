@@ -104,8 +104,10 @@ def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
     asks = [ask if isinstance(ask, dict) else {"experiment": ask} for ask in QUESTIONS[path.stem]]
     runs = (run for ask in asks for run in all_runs(jobs_of(ask.get("profile", "glyphs"), [ask["experiment"]])))
-    if path.stem in ("placebo", "cars"):  # in progress
-        return batch_file({"placebo": "omniglot_placebo", "cars": "cars_whole"}[path.stem]).is_file()
+    if path.stem == "placebo":  # shown when it is complete
+        return {run.key() for run in all_runs(jobs_of("omniglot_placebo"))} <= {*recorded()}
+    if path.stem == "cars":
+        return batch_file("cars_whole").is_file()
     return not asks or any(run.key() in recorded() for run in runs)
 
 

@@ -81,19 +81,27 @@ def test_no_choice_of_several_is_taken_for_the_profile_s():
     assert unsearched(NAME, DATASET, ["SHT"]) == ["SHT"]
 
 
-@pytest.mark.skipif(not FILE.is_file(), reason="no trial is there yet")
-def test_set_20_was_registered_before_its_trials(keys):
-    """In progress: what is there is of clean code that held the claims as they are now, and was asked for."""
-    records = [json.loads(line) for line in FILE.open(encoding="utf-8")]
-    assert {r["key"] for r in records} <= keys and all([*r["curves"]] == ["validation"] for r in records)
-    commits, file = {r["made"]["git"] for r in records}, "dmlstudy/assets/ledger_20.toml"
+@pytest.mark.parametrize("part", ["trials", "runs"])
+def test_set_20_was_registered_before_its_trials_and_runs(keys, part):
+    """What is there is of clean code that held the claims as they are now (and the choices), and was asked for."""
+    file = FILE if part == "trials" else FILE.with_name(f"{NAME}.jsonl")
+    if not file.is_file():
+        pytest.skip("none is there yet")
+    records = [json.loads(line) for line in file.open(encoding="utf-8")]
+    wanted = keys if part == "trials" else {run.key() for run in plan.all_runs(plan.jobs_of(NAME))}
+    assert {r["key"] for r in records} <= wanted
+    assert all(("test" in r["curves"]) == (part == "runs") for r in records)
+    commits, files = {r["made"]["git"] for r in records}, ["dmlstudy/assets/ledger_20.toml"]
+    files += ["dmlstudy/assets/tuned_placebo.json"] * (part == "runs")
     assert all(commit and not commit.endswith("+") for commit in commits)
     for commit in commits:
         if git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
             pytest.skip("the history is not here")
-        assert git("show", f"{commit}:{file}").stdout == (ROOT / file).read_text(encoding="utf-8")
+        for name in files:
+            assert git("show", f"{commit}:{name}").stdout == (ROOT / name).read_text(encoding="utf-8")
         assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
-    assert len(records) < len(keys) or tuned(PROFILE) == choices_file(choices(NAME, records))
+    if part == "trials":
+        assert len(records) < len(keys) or tuned(PROFILE) == choices_file(choices(NAME, records))
 
 
 def test_set_20_names_at_most_four_primary_claims_each_also_by_map():
