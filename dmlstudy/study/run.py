@@ -140,8 +140,8 @@ class Run(_Setup):
 
     def changed(self) -> dict:  # field name -> value
         "The fields that differ from their defaults"
-        usual = {f.name: f.default for f in dataclasses.fields(self)} | {"seed": self.replicate}
-        return {name: v for name, default in usual.items() if (v := getattr(self, name)) != default}
+        usual = vars(Run()) | {"seed": self.replicate}
+        return {name: v for name, v in vars(self).items() if v != usual[name]}
 
     def recipe(self) -> dict:  # as from `Method.recipe`, and the sampler
         "Return loss, miner, regulariser and sampler with all their hyperparameters"
