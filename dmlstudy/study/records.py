@@ -347,7 +347,7 @@ def drop_records(
 
 # %% ../../nbs/62_study.records.ipynb #7164005c
 def lean(record: Mapping) -> dict:  # a copy
-    "A short record, of a trial or of one of many runs: recall@1 and MAP@R"
+    "A short record, of a trial or of one of many runs: recall@1, MAP@R and rho"
     kept = ("step", "recall@1", "map@r", "rho")
     curves = {part: {k: v for k, v in curve.items() if k in kept} for part, curve in record["curves"].items()}
     return {name: record[name] for name in ("key", "run", "made")} | {"curves": curves}
