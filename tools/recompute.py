@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SETS = {"ledger": [2], "tuned": [3], "reality": [4], "searches": [14, 15, 16], "last_step": [8], "other_sets": [7]}
 SETS |= {"added": [11], "all_drawings": [17], "other_sets_rates": [9], "reality_sets": [10, 12], "factors": [6]}
-SETS |= {"cars": [22]}
+SETS |= {"cars": [22], "placebo": [20]}
 
 
-def recall(record: dict, rule: str) -> float:
-    """Recall@1 of a run, in points, under one of four rules."""
-    test, steps = record["curves"]["test"]["recall@1"], record["curves"]["test"]["step"]
+def recall(record: dict, rule: str, metric: str = "recall@1") -> float:
+    """Recall@1, or MAP@R, of a run, in points, under one of four rules."""
+    test, steps = record["curves"]["test"][metric], record["curves"]["test"]["step"]
     if rule == "best_test":
         return 100 * max(test)
     if rule == "last":
@@ -76,6 +76,36 @@ def effects(number: int) -> Iterator[tuple[str, str, float]]:
                     yield claim["id"], f"{of}, {dataset}" if sets[1:] else of, mean
 
 
+def of_searches(number: int) -> Iterator[tuple[str, str, float]]:
+    """The same of a set in which each method has ten searches, each trained on three of ten replicates."""
+    known = tomllib.loads((ROOT / f"dmlstudy/assets/ledger_{number}.toml").read_text(encoding="utf-8"))
+    tuned = json.loads((ROOT / "dmlstudy/assets/tuned_placebo.json").read_text(encoding="utf-8"))[known["dataset"]]
+    lines = (ROOT / f"outputs/records/{known['profile']}.jsonl").read_text(encoding="utf-8").splitlines()
+    by_seed: dict[tuple, list[dict]] = {}
+    for record in map(json.loads, lines):
+        by_seed.setdefault((record["run"]["method"], record["run"]["seed"]), []).append(record)
+
+    def runs(method: str) -> list[dict]:
+        found = []
+        for s, fields in enumerate(tuned[method][known["choice"]]):
+            for replicate in (140 + (s + j) % 10 for j in range(3)):
+                same = by_seed[method, 1000 * (s + 1) + replicate]  # of this search: of other budgets, too
+                same = [r for r in same if all(r["run"][name] == value for name, value in fields.items())]
+                found.append(min(same, key=lambda r: sum(r["run"][n] is not None for n in ("loss_args", "loss_lr"))))
+        return found
+
+    trained = {m: runs(m) for m in {m for pairs in known["pairs"].values() for pair in pairs for m in pair}}
+    for claim in known["claim"]:
+        at = lambda m, claim=claim: [recall(r, claim["rule"], claim["metric"]) for r in trained[m]]
+        pairs = [*map(tuple, known["pairs"][claim["pairs"]])]
+        gains = {pair: sum(x - y for x, y in zip(*map(at, pair), strict=True)) / len(at(pair[0])) for pair in pairs}
+        if claim["over"] == ["mean"]:
+            yield claim["id"], "mean", sum(gains.values()) / len(gains)
+        alike = len({b for _, b in pairs}) < len(pairs)
+        for (a, b), gain in gains.items() if claim["over"] == ["each"] else ():
+            yield claim["id"], a if alike else b, gain
+
+
 def main() -> int:
     """Compare with the tables; the number of effects that differ."""
     wrong = count = 0
@@ -83,7 +113,7 @@ def main() -> int:
         with open(ROOT / f"outputs/tables/{stem}.csv", encoding="utf-8", newline="") as file:
             shown = {(row["id"], row["of"]): float(row["effect"]) for row in csv.DictReader(file)}
         for number in numbers:
-            for claim, of, mean in effects(number):
+            for claim, of, mean in (of_searches if number == 20 else effects)(number):
                 table, count = shown[claim, of], count + 1
                 differs = abs(table - mean) > 1e-4
                 wrong += differs

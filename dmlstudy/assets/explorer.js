@@ -222,7 +222,7 @@ function write(value, metric, more = 0) {
 const signed = text => (text.startsWith("-") || text.startsWith("−") ? "" : "+") + text.replace("-", "−")
 const unit = metric => (metric.percent ? `${metric.title}, %` : metric.title)
 const plus = (e, metric, more = 0) => write(e.mean, metric, more) + (Number.isFinite(e.half) ? ` ± ${write(e.half, metric, more)}` : "")
-const many = (n, word) => `${n} ${word}${n == 1 ? "" : "s"}`
+const many = (n, word) => `${n} ${word}${n == 1 ? "" : word.endsWith("ch") ? "es" : "s"}`
 const SHAPES = [
   "M-4.6,0a4.6,4.6 0 1,0 9.2,0a4.6,4.6 0 1,0 -9.2,0Z",
   "M-4.2,-4.2H4.2V4.2H-4.2Z",
@@ -892,8 +892,8 @@ function claims() {
   const least = e.over == "every" && e.pairs.map((_, j) => mean(e.found.slice(0, e.look).map(row => row[j])))
   const worst = least && least.indexOf(Math.min(...least))
   const series = e.found.map(v => (e.over == "every" ? v[worst] : Array.isArray(v) ? mean(v) : v))
-  const rows = series.map((value, k) => ({ name: `replicate ${e.first + k}`, value }))
-  const so = soFar(series)
+  const noun = e.counted ? e.counted.replace(/(ch)es$|s$/, "$1").replace("draw", "replicate") : "replicate"
+  const [so, rows] = [soFar(series), series.map((value, k) => ({ name: `${noun} ${e.first + k}`, value }))]
   const drawn = effects
     .filter(one => one.look && one.effect !== null)
     .sort((a, b) => (effects.length > 10 ? b.effect - a.effect : 0))
@@ -902,7 +902,7 @@ function claims() {
       ...{ mark: 0, tone: "ink-mark", shade: one == e, text: effectText(one), href: address("claims", { claim: id, of: one.of }) },
       told: `${effectName(one)}: ${verdictOf(one.verdict)}, ${effectText(one)}`,
     }))
-  const n = many(e.look, e.counted ? e.counted.replace(/s$/, "").replace("draw", "replicate") : "replicate")
+  const n = many(e.look, noun)
   const some = e.look ? `Here: ${effectText(e)}${u}, ${n}${own.cap ? ` of at most ${own.cap}` : ""}.` : "It has no replicates yet."
   const given = value => value !== null && value !== undefined
   const figure = []
@@ -913,14 +913,14 @@ function claims() {
   }
   if (series.length)
     figure.push(
-      h("h2", {}, `Each replicate: ${effectName(e)}`),
+      h("h2", {}, `Each ${noun}: ${effectName(e)}`),
       sequence(rows, so, {
         ...{ mark: markOf(e.pairs[0]?.[0].split(" | ")[0]), what: e.statement, yLabel: e.unit || metric.title, percent: false, zero: true },
-        ...{ label: `${e.statement}: what each replicate says`, verticals: e.look ? [[e.look, `the verdict is of ${n}`]] : [] },
+        ...{ label: `${e.statement}: what each ${noun} says`, verticals: e.look ? [[e.look, `the verdict is of ${n}`]] : [] },
       }),
       soft(
-        "The line is the mean of the replicates so far, the band its 95 % interval. ",
-        "The verdict uses a slightly wider interval, because results were checked more than once.",
+        "The line is the mean so far, the band its 95 % interval. The verdict has a slightly wider one: ",
+        noun == "search" ? "neighbouring searches share replicates." : "results were checked more than once.",
       ),
     )
   const line = (row, k) => [row.name, points(row.value), ...[so[k].mean, so[k].low, so[k].high].map(v => (isNaN(v) ? "" : points(v)))]

@@ -57,9 +57,7 @@ def faces_of() -> dict[int, tuple[str, ...]]:  # code point -> faces that have i
     return {point: tuple(faces) for point, faces in sorted(found.items())}
 
 # %% ../../nbs/43_data.glyphs.ipynb #70c3fd08
-@functools.cache
-def _font(face: str, size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(_font_file(face), size, layout_engine=ImageFont.Layout.BASIC)
+_font = functools.cache(lambda f, n: ImageFont.truetype(_font_file(f), n, layout_engine=ImageFont.Layout.BASIC))
 
 
 def ink(

@@ -318,9 +318,7 @@ class NormalizedNPairLoss(Loss, name="normalized_npair"):
         return F.cross_entropy(logits, own, ignore_index=-1, reduction="sum") / found.sum().clamp(min=1)
 
 # %% ../../nbs/22_losses.structured.ipynb #8144edf4
-def _totals(s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    "Weights of all positive pairs, and the number of negative ones"
-    return positives.to(s.dtype).sum(), negatives.to(s.dtype).sum()
+_totals = lambda s, positives, negatives: (positives.to(s.dtype).sum(), negatives.to(s.dtype).sum())
 
 # %% ../../nbs/22_losses.structured.ipynb #8c9ca2cf
 def _mean_weights(mask: Tensor, total: Tensor) -> Tensor:  # of the mask's shape; 0 for an empty mask

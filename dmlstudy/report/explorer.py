@@ -192,14 +192,17 @@ def set_entries(
     parts: Iterable[str],  # profiles whose runs the page shows
 ) -> list[dict]:  # those whose verdicts are written; version, title, cap and effects
     "The sets of pre-registered claims"
-    out = []
+    out, first = [], claim_entries(profile)
+    taken = {e["id"] for e in first}
     for version, (stem, title) in _WORDS["sets"].items():
         ledger, file = read_ledger(int(version)), shown(profile) / f"tables/{stem}.csv"
         if file.is_file() and profile in ("glyphs", ledger["profile"]):
             known, seen = pd.read_csv(file).set_index(["id", "of"]), ledger["profile"] in {profile, *parts}
             effects = _set_effects(ledger, known, profile if seen else None)
+            if taken & {e["id"] for e in effects}:  # sets name their claims alike
+                effects = [e | {"id": f"{e['id']}, set {version}"} for e in effects]
+            taken |= {e["id"] for e in effects}
             out.append({"version": int(version), "title": title, "cap": ledger["cap"], "effects": effects})
-    first = claim_entries(profile)
     return [*out, {"version": 1, "title": "written after the first runs", "cap": 0, "effects": first}] if first else out
 
 # %% ../../nbs/91_report.explorer.ipynb #54ab313c
@@ -208,12 +211,13 @@ _FOUND = ("look", "effect", "low", "high", "verdict", "printed", "beside", "new_
 
 def _effect_entry(question: Mapping, row: pd.Series, values: pd.DataFrame) -> dict:
     "An effect as the page shows it"
-    found, replicates = _effects(question, values)
+    own = row.filter(like="search ").to_numpy(float)[None]  # of each search, where that is the unit
+    found, replicates = (own, [0]) if own.size else _effects(question, values)
     plain = lambda v: None if pd.isna(v) else v if isinstance(v, str) else round(float(v), 4)
     names = ("id", "of", "source", "statement", "rule", "delta", "metric", "settings", "over", "rates", "less")
     entry = {name: question[name] for name in names} | {"paper": _PAPER(question["paper"]), "pairs": question["rows"]}
     points = question["effect"] == "gain" and question["scale"] == 100
-    entry |= {"with": question.get("with"), "unit": "points" if points else ""}
+    entry |= {"with": question.get("with"), "unit": "points" if points else "", "counted": "searches" * bool(own.size)}
     each = found.round(3).T.tolist() if question["over"] in ("mean", "every") else found.mean(0).round(3).tolist()
     return entry | {"first": replicates[0] if replicates else 0, "found": each} | {n: plain(row[n]) for n in _FOUND}
 
@@ -221,6 +225,8 @@ def _effect_entry(question: Mapping, row: pd.Series, values: pd.DataFrame) -> di
 def _set_effects(ledger: Mapping, known: pd.DataFrame, profile: str | None) -> list[dict]:
     "The effects of a set: the written verdict, what each replicate says, and the part of the page with its runs"
     questions = [q for q in asked(ledger) if (q["id"], q["of"]) in known.index]
+    if ledger.get("interval") == "searches":
+        return [_effect_entry(q, known.loc[(q["id"], q["of"])], known) | {"part": ""} for q in questions]
     wanted = {"recall@1", "validation/recall@1", "validation/map@r"}
     wanted |= {q[name] for q in questions for name in ("metric", "with") if name in q}
     values, out = study_records(ledger["profile"], settings=True)[1], []

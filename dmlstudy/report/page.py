@@ -413,10 +413,9 @@ def ask(
 
 
 def _asked_table(jobs: Iterable[Job]) -> pd.DataFrame:
-    alike = {}
+    alike, table = {}, []
     for job in jobs:
         alike.setdefault((job.profile, job.experiment, job.dataset), []).append(job)
-    table = []
     for of, some in alike.items():
         runs, kind = all_runs(some), "seed" if some[0].seed is not None else "replicate"
         draws = dict.fromkeys(str(job.replicate if job.seed is None else job.seed) for job in some)

@@ -10,7 +10,7 @@ __all__ = ['EXPERIMENTS', 'QUESTIONS', 'PROFILES', 'Profile', 'tuned', 'chosen_f
 import functools
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -64,10 +64,8 @@ def _merged(base: Mapping, more: Mapping) -> dict:
     return {**base, **{name: both(base.get(name), value) for name, value in more.items()}}
 
 
-def _names(words: Iterable[str]) -> tuple[str, ...]:
-    "Names of methods; a paper's name stands for all its rows"
-    groups = {"roth": ROTH_METHODS, "sec": SEC_METHODS}
-    return tuple(name for word in words for name in groups.get(word, (word,)))
+_GROUPS = {"roth": ROTH_METHODS, "sec": SEC_METHODS}  # a paper's name stands for all its rows
+_names = lambda words: tuple(name for word in words for name in _GROUPS.get(word, (word,)))
 
 
 def _fields(name: str, written: Mapping) -> dict:

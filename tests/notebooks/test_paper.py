@@ -74,6 +74,7 @@ ALONE = {
     "photos",
     "papers",
     "cars",
+    "placebo",
 }  # measured on the spot, settings, no rendered letters
 
 
