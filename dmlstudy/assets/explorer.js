@@ -909,17 +909,17 @@ function claims() {
   if (drawn.length) {
     const [zero, delta] = [e.null ?? 0, e.delta]
     figure.push(dots(drawn, { metric: { percent: false }, zero, sign: true, band: [zero - delta, zero + delta], label: `effect with its 95 % interval${u && ","}${u}` }))
-    figure.push(soft("Shaded: effects too small to matter. Bold: the effect whose replicates are below."))
+    figure.push(soft("Shaded: effects too small to matter. Bold: the effect of what is below."))
   }
   if (series.length)
     figure.push(
       h("h2", {}, `Each ${noun}: ${effectName(e)}`),
       sequence(rows, so, {
         ...{ mark: markOf(e.pairs[0]?.[0].split(" | ")[0]), what: e.statement, yLabel: e.unit || metric.title, percent: false, zero: true },
-        ...{ label: `${e.statement}: what each ${noun} says`, verticals: e.look ? [[e.look, `the verdict is of ${n}`]] : [] },
+        ...{ label: `${e.statement}: what each ${noun} says`, verticals: e.look ? [[e.look, `the verdict is of ${n}`]] : [], xLabel: many(2, noun).slice(2) },
       }),
       soft(
-        "The line is the mean so far, the band its 95 % interval. The verdict has a slightly wider one: ",
+        "The line is the mean so far, the band its 95 % interval. The verdict may have a wider one: ",
         noun == "search" ? "neighbouring searches share replicates." : "results were checked more than once.",
       ),
     )
@@ -937,7 +937,7 @@ function claims() {
     more: [
       behind,
       e.with && partOf(e.part) && p(link(at("methods", []), "The objectives it is over")),
-      rows.length > 0 && numbers(["Replicate", "Effect", "Mean so far", "From", "To"], rows.map(line), "Each replicate as a table"),
+      rows.length > 0 && numbers([noun[0].toUpperCase() + noun.slice(1), "Effect", "Mean so far", "From", "To"], rows.map(line), `Each ${noun} as a table`),
       p(link("#claims", "All claims")),
     ],
   }
