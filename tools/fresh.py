@@ -7,6 +7,7 @@ python tools/fresh.py note: writes outputs/made_from.json alone, after `dmlstudy
 The library's code is not compared here: `make test-slow` draws everything again, and finds whether it gives the same.
 """
 
+import csv
 import hashlib
 import json
 import re
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from dmlstudy.evidence.preregistered import read_ledger
+from dmlstudy.report.files import view_of
 from dmlstudy.study.config import PROFILES, QUESTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,6 +73,12 @@ def notebooks() -> list[Path]:
     return [file for file in files if file.stem in QUESTIONS]
 
 
+def links_of(question: str) -> list[str]:
+    """The addresses under the tables and figures of a notebook."""
+    with open(ASSETS / "outputs.csv", encoding="utf-8", newline="") as file:
+        return [view_of(row["stem"], "glyphs") for row in csv.DictReader(file) if row["notebook"] == question]
+
+
 def of_question(notebook: Path) -> dict[str, str]:
     """What the tables and figures of a notebook are made from -> digest."""
     source, asked = re.sub(r"#.*", "", written(notebook, True)), QUESTIONS[notebook.stem]
@@ -88,6 +96,7 @@ def of_question(notebook: Path) -> dict[str, str]:
         "its records": together(RECORDS[name] for name in kept),
         "its ledgers": together(ASSETS / f"ledger_{number}.toml" for number in ledgers),
         "the papers' numbers": together(ASSETS.glob("*2020*.csv")),
+        "its links into the explorer": digest(json.dumps(links_of(notebook.stem)).encode()),
     }
 
 

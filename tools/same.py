@@ -28,6 +28,8 @@ def text(cell) -> str:
     """What a cell prints, white space and the markup of tables aside."""
     shown = []
     for output in cell.get("outputs", []):
+        if "image/png" in output.get("data", {}):  # its size in words depends on what the process has drawn before
+            continue
         data = output.get("data", {"text/plain": output["text"] if output.get("name") == "stdout" else ""})
         kind = next((kind for kind in ("text/html", "text/markdown", "text/plain") if kind in data), None)
         said = "".join(data.get(kind, ""))
