@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['ONE_SEARCH', 'UNDECIDED', 'read_ledger', 'asked', 'effects', 'class_groups', 'class_tables', 'new_classes',
-           'with_named_settings', 'printed_effect', 'printed_verdict', 'judge', 'judged', 'verdicts_now', 'in_words',
-           'shown_verdicts', 'with_evidence', 'changed_by_new_classes', 'over_losses', 'still_open']
+           'with_named_settings', 'printed_effect', 'printed_verdict', 'judge', 'wide_tables', 'judged', 'verdicts_now',
+           'in_words', 'shown_verdicts', 'with_evidence', 'changed_by_new_classes', 'over_losses', 'still_open']
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #c880c167
+import functools
 import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -61,9 +62,8 @@ def asked(
 def _complete(table: pd.DataFrame) -> pd.DataFrame:  # replicate by what is needed
     "Replicates from the first on, up to the first that lacks something"
     table = table.sort_index()
-    first = table.index.min() if len(table) else 0
-    whole = [r for r in range(first, first + len(table)) if r in table.index and table.loc[r].notna().all()]
-    return table.loc[[r for r, wanted in zip(whole, range(first, first + len(table)), strict=False) if r == wanted]]
+    in_turn = table.index == table.index.min() + np.arange(len(table))
+    return table[(table.notna().all(axis=1) & in_turn).cummin()]
 
 
 def _rows(question: Mapping) -> list[str]:
@@ -78,16 +78,18 @@ def _place(row: str, setting: str) -> tuple[str, str]:  # setting and method
     return own or setting, method
 
 
+def _wide(values: pd.DataFrame) -> pd.DataFrame:  # of one data set; replicate by metric, rule, setting and method
+    columns = ["metric", "selection", "setting", "method"]
+    return values.astype(dict.fromkeys(columns, str)).pivot(index="replicate", columns=columns, values="value")
+
+
 def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
     "Return the effect of a question in each replicate, (pairs, n), and the replicates"
-    q, rows = question, _rows(question)
+    q, rows, wide = question, _rows(question), _wide(values) if "metric" in values else values
 
     def read(metric: str, rule: str, setting: str = q["setting"]) -> pd.DataFrame:
-        places = [_place(row, setting) for row in rows]
-        chosen = values[(values["metric"] == metric) & (values["selection"] == rule)]
-        table = chosen[chosen["setting"].isin({place[0] for place in places})]
-        table = table.pivot(index="replicate", columns=["setting", "method"], values="value")
-        return table.reindex(columns=places).set_axis(rows, axis=1)
+        places = [(metric, rule, *_place(row, setting)) for row in rows]
+        return wide.reindex(columns=places).dropna(how="all").set_axis(rows, axis=1)
 
     lost = q["metric"] == "lost"
     table = read("recall@1", "best_test") - read("recall@1", "last") if lost else read(q["metric"], q["rule"])
@@ -177,16 +179,17 @@ def printed_effect(
         return np.nan
     if "gains" in q:  # of a factor: as the ledger has read them
         return q["sign"] * float(np.mean([q["gains"][a] for a, _ in q["rows"]]))
-    table = _printed(q)
+    table = _printed(q["paper"], q["printed"])
     if q["effect"] == "gain":
         gains = [table["mean"].get(a, np.nan) - table["mean"].get(b, np.nan) for a, b in q["rows"]]
         return q["sign"] * float(np.min(gains) if q["over"] == "every" else np.mean(gains))
     return q["sign"] * float(table["mean"].corr(table["rho"]))
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #3721b497
-def _printed(question: Mapping) -> pd.DataFrame:  # method by mean, std and rho: recall@1 in points, of five runs
-    table, decay = published(question["paper"].removesuffix("2020")), pd.read_csv(asset("roth2020_rho.csv"))
-    of = lambda t: t[t["dataset"] == question["printed"]].set_index("method")
+@functools.cache
+def _printed(paper: str, dataset: str) -> pd.DataFrame:  # method by mean, std and rho: recall@1 in points, of five runs
+    table, decay = published(paper.removesuffix("2020")), pd.read_csv(asset("roth2020_rho.csv"))
+    of = lambda t: t[t["dataset"] == dataset].set_index("method")
     table = of(table[table["metric"] == "recall@1"])[["mean", "std"]]
     return (100 * table).join(of(decay)["rho"])
 
@@ -198,7 +201,7 @@ def printed_verdict(
     q = question
     if q["printed"] is None or q["over"] == "every" or "gains" in q:
         return ""
-    table = _printed(q).reindex(_rows(q))
+    table = _printed(q["paper"], q["printed"]).reindex(_rows(q))
     if q["effect"] == "correlation":
         table = table.dropna()  # of rho no deviations are printed: it is taken as it is
         mean, std, rho = table[["mean", "std", "rho"]].to_numpy(float).T
@@ -246,6 +249,17 @@ def judge(
     return row
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #08b59228
+def wide_tables(
+    ledger: Mapping,  # as from `read_ledger`
+    values: pd.DataFrame,  # as from `tidy`, with all settings
+) -> dict[str, pd.DataFrame]:  # data set -> replicate by metric, rule, setting and method
+    "Return the values that a set of claims asks for"
+    needed = {q.get(name) for q in asked(ledger) for name in ("metric", "with")}
+    values = values[values["metric"].isin(needed | {"recall@1", "validation/recall@1", "validation/map@r"})]
+    own = lambda dataset: with_named_settings(values[values["dataset"] == dataset], ledger.get("settings", {}))
+    return {dataset: _wide(own(dataset)) for dataset in {q["dataset"] for q in asked(ledger)}}
+
+
 def judged(
     ledger: Mapping,  # as from `read_ledger`
     values: pd.DataFrame,  # as from `tidy`, with all settings
@@ -253,12 +267,11 @@ def judged(
 ) -> pd.DataFrame:  # id, paper, source, statement, of, rule, delta, as from `judge`, failed (choices), marked
     "Return the verdict on each effect of a set of claims"
     names = ("id", "paper", "source", "statement", "of", "rule", "delta")
-    values = values.assign(**{n: values[n].astype(str) for n in ("method", "setting")})
     rules, of = {q["rule"] for q in asked(ledger) if (q["effect"], q["metric"]) == ("gain", "recall@1")}, {}
-    for dataset in {q["dataset"] for q in asked(ledger)}:
-        own = with_named_settings(values[values["dataset"] == dataset], ledger.get("settings", {}))
+    for dataset, table in wide_tables(ledger, values).items():
         some = [r for r in records if r["run"]["dataset"] == dataset]
-        of[dataset] = own, ledger["cap"], (class_tables(some, values, rules), class_groups(dataset)) if some else None
+        classes = (class_tables(some, values, rules), class_groups(dataset)) if some else None
+        of[dataset] = table, ledger["cap"], classes
     failed = failed_choices(ledger["profile"])
     named = lambda q: dict.fromkeys(m for pair in q["rows"] for m in pair if (q["dataset"], m) in failed)
     wrong = lambda q: "; ".join(f"{m}: {failed[q['dataset'], m]}" for m in named(q))

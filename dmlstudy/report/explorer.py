@@ -21,7 +21,7 @@ import pandas as pd
 from ..core.checks import lookup
 from ..core.paths import asset, outputs, write_atomically
 from ..evidence.paper_claims import read_claims
-from ..evidence.preregistered import _effects, asked, read_ledger, with_named_settings
+from ..evidence.preregistered import _effects, asked, read_ledger, wide_tables
 from .files import _WORDS, data_note
 from .style import COLOURS, arm_of, family_of
 from .tables import _BEST, dataset_order, name_of, profiles_shown, study_records
@@ -227,17 +227,10 @@ def _set_effects(ledger: Mapping, known: pd.DataFrame, profile: str | None) -> l
     questions = [q for q in asked(ledger) if (q["id"], q["of"]) in known.index]
     if ledger.get("interval") == "searches":
         return [_effect_entry(q, known.loc[(q["id"], q["of"])], known) | {"part": ""} for q in questions]
-    wanted = {"recall@1", "validation/recall@1", "validation/map@r"}
-    wanted |= {q[name] for q in questions for name in ("metric", "with") if name in q}
-    values, out = study_records(ledger["profile"], settings=True)[1], []
-    values = values[values["metric"].isin(wanted) & values["dataset"].isin({q["dataset"] for q in questions})]
-    values = values.assign(**{n: values[n].astype(str) for n in ("method", "setting", "metric", "selection")})
-    named, of = ledger.get("settings", {}), values.groupby("dataset", observed=True)
-    sets = {dataset: with_named_settings(own, named) for dataset, own in of}
-    for q in questions:
-        part = (q["dataset"] if profile == ledger["profile"] else ledger["profile"]) if profile else ""
-        out.append(_effect_entry(q, known.loc[(q["id"], q["of"])], sets[q["dataset"]]) | {"part": part})
-    return out
+    sets = wide_tables(ledger, study_records(ledger["profile"], settings=True)[1])
+    part = lambda q: (q["dataset"] if profile == ledger["profile"] else ledger["profile"]) if profile else ""
+    entry = lambda q: _effect_entry(q, known.loc[(q["id"], q["of"])], sets[q["dataset"]])
+    return [entry(q) | {"part": part(q)} for q in questions]
 
 # %% ../../nbs/91_report.explorer.ipynb #4d3cb557
 _CENTERS = "proxy_anchor proxynca_pp subcenter_arcface center_contrastive potential_field cross_entropy mean_field hist"

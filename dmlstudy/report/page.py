@@ -189,8 +189,7 @@ def html(markdown: str) -> str:  # what is markup in the text is shown, not obey
 # %% ../../nbs/90_report.page.ipynb #a1bc49de
 def _listed() -> dict[str, dict]:  # stem -> part of the report, notebook, title; in reading order
     "The tables and figures that the study makes"
-    rows = pd.read_csv(asset("outputs.csv"), index_col="stem")
-    return rows.to_dict("index")
+    return pd.read_csv(asset("outputs.csv"), index_col="stem").to_dict("index")
 
 # %% ../../nbs/90_report.page.ipynb #158bdece
 def stems(profile: str) -> list[str]:

@@ -22,18 +22,18 @@ from ..stats.intervals import t_interval, tied_with_best
 from ..study.config import PROFILES, setting_of
 from ..study.methods import ROLES, role
 from ..study.plan import all_runs, jobs_of
-from ..study.records import batch_file, committed_record, read_batch, record_files
+from ..study.records import batch_file, committed_records, read_batch, record_files
 from ..study.records import shown as folder_shown
 from ..study.run import make_run
 from ..study.selection import SELECTIONS, selected
 
 # %% ../../nbs/85_report.tables.ipynb #1d34bee3
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _read(profile: str, state: tuple) -> tuple[list[dict], pd.DataFrame]:
     plan, apart = profile.removesuffix("_search"), {}
     found = {record["key"]: record for record in read_batch(profile)}
     asked = {run.key() for run in all_runs(jobs_of(plan))} if plan == profile else set()
-    found |= {record["key"]: record for key in asked - {*found} if (record := committed_record(key)[0])}
+    found |= {key: record for key, (record, _) in committed_records(asked - {*found}).items()}
     records = [found[key] for key in sorted(found)]
     for record in records:  # a data set of an experiment alone is not a plain run, unless it is a proxy of a paper's
         other = record["run"]["dataset"] not in {*PROFILES[plan].datasets, *ROLES}
@@ -64,6 +64,8 @@ def study_records(
     "The records of some methods, and their values under all selection rules"
     found = [profile_records(name) for name in profiles_shown(profile)]
     records, results = [r for own, _ in found for r in own], pd.concat([own for _, own in found], ignore_index=True)
+    if settings and methods is dataset is None:
+        return records, results
     methods = {r["run"]["method"] for r in records} if methods is None else {*methods}
     right = lambda run: run["method"] in methods and dataset in (None, run["dataset"], role(run["dataset"]))
     plain = {*results["key"]} if settings else {*results.loc[results["setting"] == "", "key"]}

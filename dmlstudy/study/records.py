@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT', 'shown', 'pack', 'unpack', 'packed', 'StaleRecord', 'DamagedRecords', 'run_folder', 'migrated', 'problem',
            'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'record_files', 'file_of',
-           'committed_record', 'load_record', 'recorded', 'recorded_keys', 'merge_records', 'write_batch',
+           'committed_records', 'load_record', 'recorded', 'recorded_keys', 'merge_records', 'write_batch',
            'each_record', 'read_batch', 'drop_records', 'lean', 'versions']
 
 # %% ../../nbs/62_study.records.ipynb #b86a4d5e
@@ -18,7 +18,7 @@ import re
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import metadata
@@ -226,19 +226,20 @@ def file_of(key: str) -> Path | None:  # None: no file has it
     return next((file for file in record_files() if key in _known(file)), None)
 
 # %% ../../nbs/62_study.records.ipynb #79a1010e
-def committed_record(key: str) -> tuple[dict, str] | tuple[None, None]:  # with file and line
-    "A record that stands in a file of records"
-    if (file := file_of(key)) is None:
-        return None, None
-    number, line = _known(file)[key]
-    return _record(file, number, line), f"{file}, line {number}"
+def committed_records(keys: Collection[str]) -> dict[str, tuple[dict, str]]:  # key -> record, with file and line
+    "The records of some runs that stand in files of records"
+    found = {}
+    for file, known in ((file, _known(file)) for file in record_files()):
+        for key in known.keys() & {*keys} - found.keys():
+            found[key] = _record(file, *known[key]), f"{file}, line {known[key][0]}"
+    return found
 
 # %% ../../nbs/62_study.records.ipynb #79a1010f
 def load_record(run: Run) -> dict | None:  # None if there is none
     "The record of a run, if it is finished: that of this machine, else the committed one"
     record, place = own_record(run), str(run_folder(run))
     if record is None:
-        record, place = committed_record(run.key())
+        record, place = committed_records([run.key()]).get(run.key(), (None, ""))
     return None if record is None else check_record(record, run, place)
 
 

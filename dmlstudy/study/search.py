@@ -108,12 +108,9 @@ def scores(
     rule: str = "validation",  # one of SELECTIONS
 ) -> pd.DataFrame:  # dataset, method, lr, p_switch, eta, score (mean over folds), folds; in the order of the records
     "Return the scores of the trials of a search on validation classes"
-    rows = []
-    for record in records:
-        fields = {name: record["run"][name] for name in ("dataset", "method", *_SEARCHED)}
-        rows.append(fields | {"score": search_score(selected(record, rule))})
-    table = pd.DataFrame(rows, columns=["dataset", "method", *_SEARCHED, "score"])
-    groups = table.groupby(["dataset", "method", *_SEARCHED], sort=False, dropna=False)["score"]
+    by = ["dataset", "method", *_SEARCHED]
+    rows = [{name: r["run"][name] for name in by} | {"score": search_score(selected(r, rule))} for r in records]
+    groups = pd.DataFrame(rows, columns=[*by, "score"]).groupby(by, sort=False, dropna=False)["score"]
     return groups.agg(score="mean", folds="count").reset_index()
 
 # %% ../../nbs/66_study.search.ipynb #d221f0c9

@@ -7,7 +7,7 @@ __all__ = ['SELECTIONS', 'JUDGES', 'places', 'search_score', 'selected', 'class_
 
 # %% ../../nbs/63_study.selection.ipynb #dfb88323
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -47,11 +47,11 @@ _BETTER = ("recall@", "coarse_recall@", "map", "r_precision", "nmi", "ami", "f1"
 _PARTS = (("test", ""), ("visits", "visits/"), ("train", "train/"), ("validation", "validation/"))
 
 
-def _mean_over_steps(held: Mapping[str, list], record: Mapping, selection: str) -> np.ndarray | None:
+def _mean_over_steps(held: Mapping, record: Mapping, selection: str, read: Callable = list) -> np.ndarray | None:
     "Mean of what is held of a record's steps over those that a rule looks at; None where one is not held"
     steps = record["curves"].get(JUDGES[selection], {}).get("step")
     found = [held.get(str(steps[at])) for at in places(record["curves"], selection)]
-    return np.mean(found, 0) if found and all(v is not None for v in found) else None
+    return np.mean([read(v) for v in found], 0) if found and all(v is not None for v in found) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -93,8 +93,8 @@ def class_hits(
     classes = record.get("classes") or {}
     classes = (classes if curve == "test" else classes.get(curve)) or {"hits": {}, "n": []}
     n = [size for part in classes["n"] for size in ([part[0]] * part[1] if isinstance(part, list) else [part])]
-    held = {step: unpack(hits, n) if isinstance(hits, str) else hits for step, hits in classes["hits"].items()}
-    hits = _mean_over_steps(held, record, selection)
+    read = lambda hits: unpack(hits, n) if isinstance(hits, str) else hits
+    hits = _mean_over_steps(classes["hits"], record, selection, read)
     return None if hits is None else (hits, np.array(n))
 
 # %% ../../nbs/63_study.selection.ipynb #0f729f04

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
-
 from dmlstudy.evidence.preregistered import read_ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,10 +24,9 @@ def test_the_article_has_the_size_of_a_short_paper_and_stands_alone():
     assert not [s for s in sources if ":" not in s and not (ROOT / "outputs" / s).exists()]
 
 
-def test_every_claim_of_the_article_is_registered():
-    book = nbformat.read(ROOT / "nbs/article.ipynb", 4)
+def test_every_claim_of_the_article_is_registered(cells):
     known = {c["id"] for n in (*range(2, 21), 22) for c in read_ledger(n)["claim"]}
-    code = "\n".join(cell.source for cell in book.cells if cell.cell_type == "code")
+    code = "\n".join("".join(c["source"]) for c in cells(ROOT / "nbs/article.ipynb") if c["cell_type"] == "code")
     named = {*re.findall(r'(?:effect|bounds)\("(\w+)"', code)}
     assert len(named) > 15 and named <= known
 
