@@ -8,6 +8,7 @@ __all__ = ['DRAWN', 'notebooks', 'question_files', 'execute_copy', 'draw', 'plai
            'ask']
 
 # %% ../../nbs/90_report.page.ipynb #7013a42a
+import atexit
 import base64
 import functools
 import io
@@ -75,6 +76,7 @@ def _shell():
     folder.mkdir(parents=True, exist_ok=True)
     shell = InteractiveShell.instance(ipython_dir=str(folder))
     shell.history_manager.enabled = False
+    atexit.unregister(shell.atexit_operations)  # a collection of garbage for each shell
     hook, nothing = shell.displayhook, lambda *args, **options: None  # what a cell returns is taken from its result
     hook.write_output_prompt = hook.write_format_data = hook.log_output = nothing
     shell.enable_gui = shell.showtraceback = shell.showsyntaxerror = nothing
@@ -152,12 +154,12 @@ def draw(tasks: Sequence[tuple], workers: int | None = None) -> list[Failure]:  
     "Execute copies of notebooks side by side"
     failures = []
     with Workers(min(workers or cores(), 4, max(len(tasks), 1))) as pool:
-        for done in pool.each(execute_copy, [(*task, worker_folders()) for task in tasks]):
-            for (source, target, *_), future in [done] if done else []:
-                try:
-                    failures += future.result()
-                except Exception as error:  # of the process
-                    failures.append(Failure(f"{source.parent.name}/{source.name}", explained(error), str(target)))
+        each = pool.each(execute_copy, [(*task, worker_folders()) for task in tasks])
+        for (source, target, *_), future in filter(None, each):
+            try:
+                failures += future.result()
+            except Exception as error:  # of the process
+                failures.append(Failure(f"{source.parent.name}/{source.name}", explained(error), str(target)))
     return failures
 
 # %% ../../nbs/90_report.page.ipynb #0b80a312

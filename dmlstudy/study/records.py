@@ -228,11 +228,9 @@ def file_of(key: str) -> Path | None:  # None: no file has it
 # %% ../../nbs/62_study.records.ipynb #79a1010e
 def committed_records(keys: Collection[str]) -> dict[str, tuple[dict, str]]:  # key -> record, with file and line
     "The records of some runs that stand in files of records"
-    found = {}
-    for file, known in ((file, _known(file)) for file in record_files()):
-        for key in known.keys() & {*keys} - found.keys():
-            found[key] = _record(file, *known[key]), f"{file}, line {known[key][0]}"
-    return found
+    files, keys = [(file, _known(file)) for file in record_files()[::-1]], {*keys}  # the first file that has it counts
+    places = {key: (file, *known[key]) for file, known in files for key in known.keys() & keys}
+    return {key: (_record(*place), f"{place[0]}, line {place[1]}") for key, place in places.items()}
 
 # %% ../../nbs/62_study.records.ipynb #79a1010f
 def load_record(run: Run) -> dict | None:  # None if there is none
