@@ -180,6 +180,15 @@ def test_different_pictures_of_any_mode_are_no_twins(tmp_path, mode):
     assert _twins(data) == [] and data.whole.groups is None
 
 
+def test_a_character_with_one_stroke_more_is_no_twin(tmp_path):
+    drawings = [drawing(np.random.default_rng(c)) for c in range(10)]
+    for c, other in enumerate(drawings[1:] + drawings[:1]):
+        more = other.copy()
+        ImageDraw.Draw(more).line([50, 20, 110, 20], fill=0, width=4)
+        saved(tmp_path / "own" / f"{c}", [(drawings[c], "png"), (more, "png")])
+    assert _twins(load_folder(resolve_folder(f"folder:{tmp_path / 'own'}"))) == []
+
+
 def test_the_same_picture_at_another_size_or_quality_is_a_twin(tmp_path):
     rng = np.random.default_rng(1)
     images = [noise(rng, "RGB", 128) for _ in range(20)]
