@@ -181,9 +181,8 @@ def claim_entries(profile: str) -> list[dict]:  # [] where no verdicts are writt
         if {*claim["args"]} & {"a", "a_fields", "experiments", "b_experiments"} == {"a"}:  # main runs against main runs
             entry["pairs"] = [*zip(claim["args"]["a"], claim["args"]["b"], strict=True)]
         entry |= {"look": int(row["n"] or 0), "counted": row["counted"], "null": times * claim["null"]}
-        part = row["dataset"] if row["dataset"] != "all" else ""
-        entry |= {"settings": [""], "part": part, "metric": claim["args"].get("metric", "recall@1")}
-        out.append(entry | {"found": [], "first": 0})
+        entry |= {"settings": [""], "part": "" if row["dataset"] == "all" else row["dataset"], "found": [], "first": 0}
+        out.append(entry | {"metric": claim["args"].get("metric", "recall@1")})
     return out
 
 # %% ../../nbs/91_report.explorer.ipynb #54ab313a
@@ -254,10 +253,9 @@ def trial_entries(
         for name in profiles_shown(profile) if part is None else [profile]:
             records = read_batch(f"{name}_search") if batch_file(f"{name}_search").is_file() else []
             table = scores(records, (PROFILES[name].search or {}).get("rule", "validation"))
-            for (dataset, method), rows in table.groupby(["dataset", "method"], sort=False):
+            for (d, method), own in table.groupby(["dataset", "method"], sort=False)["score"]:
                 methods += [] if method in methods else [method]
-                own = {"dataset": part or dataset, "method": methods.index(method)}
-                out.append(own | {"scores": rows["score"].round(4).tolist()})
+                out.append({"dataset": part or d, "method": methods.index(method), "scores": own.round(4).tolist()})
     return out
 
 # %% ../../nbs/91_report.explorer.ipynb #2186f5fc

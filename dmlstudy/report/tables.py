@@ -30,14 +30,13 @@ from ..study.selection import SELECTIONS, selected
 # %% ../../nbs/85_report.tables.ipynb #1d34bee3
 @lru_cache(maxsize=64)
 def _read(profile: str, state: tuple) -> tuple[list[dict], pd.DataFrame]:
-    plan, apart = profile.removesuffix("_search"), {}
+    plan = profile.removesuffix("_search")
     found = {record["key"]: record for record in read_batch(profile)}
     asked = {run.key() for run in all_runs(jobs_of(plan))} if plan == profile else set()
     found |= {key: record for key, (record, _) in committed_records(asked - {*found}).items()}
     records = [found[key] for key in sorted(found)]
-    for record in records:  # a data set of an experiment alone is not a plain run, unless it is a proxy of a paper's
-        other = record["run"]["dataset"] not in {*PROFILES[plan].datasets, *ROLES}
-        apart[record["key"]] = setting_of(plan, make_run(record["run"])) or "another data set" * other
+    other = lambda run: run["dataset"] not in {*PROFILES[plan].datasets, *ROLES}  # of an experiment alone: not plain
+    apart = {r["key"]: setting_of(plan, make_run(r["run"])) or "another data set" * other(r["run"]) for r in records}
     return records, tidy(profile, records, apart)
 
 
