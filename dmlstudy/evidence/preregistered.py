@@ -89,7 +89,8 @@ def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[
 
     def read(metric: str, rule: str, setting: str = q["setting"]) -> pd.DataFrame:
         places = [(metric, rule, *_place(row, setting)) for row in rows]
-        return wide.reindex(columns=places).dropna(how="all").set_axis(rows, axis=1)
+        alike = wide.columns.droplevel("method").isin([at[:3] for at in places])  # a replicate of any method counts
+        return wide[wide.loc[:, alike].notna().any(axis=1)].reindex(columns=places).set_axis(rows, axis=1)
 
     lost = q["metric"] == "lost"
     table = read("recall@1", "best_test") - read("recall@1", "last") if lost else read(q["metric"], q["rule"])
@@ -105,7 +106,7 @@ def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[
 
 def effects(
     question: Mapping,  # as from `asked`
-    values: pd.DataFrame,  # as from `tidy`, of one data set
+    values: pd.DataFrame,  # as from `tidy`, of one data set, or one of `wide_tables`
 ) -> np.ndarray:  # (pairs, n), or (1, n); in the order of the replicates
     "Return the effect of a question in each replicate"
     return _effects(question, values)[0]

@@ -228,8 +228,7 @@ def _set_effects(ledger: Mapping, known: pd.DataFrame, profile: str | None) -> l
         return [_effect_entry(q, known.loc[(q["id"], q["of"])], known) | {"part": ""} for q in questions]
     sets = wide_tables(ledger, study_records(ledger["profile"], settings=True)[1])
     part = lambda q: (q["dataset"] if profile == ledger["profile"] else ledger["profile"]) if profile else ""
-    entry = lambda q: _effect_entry(q, known.loc[(q["id"], q["of"])], sets[q["dataset"]])
-    return [entry(q) | {"part": part(q)} for q in questions]
+    return [_effect_entry(q, known.loc[(q["id"], q["of"])], sets[q["dataset"]]) | {"part": part(q)} for q in questions]
 
 # %% ../../nbs/91_report.explorer.ipynb #4d3cb557
 _CENTERS = "proxy_anchor proxynca_pp subcenter_arcface center_contrastive potential_field cross_entropy mean_field hist"
