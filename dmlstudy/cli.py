@@ -249,29 +249,24 @@ def _search_own(args: argparse.Namespace, methods: list, trials: list, jobs: lis
 # %% ../nbs/99_cli.ipynb #e1f09aad
 def _print_comparison(args: argparse.Namespace, methods: list, datasets: list, seeds: list, first=False) -> None:
     "Set methods of one's own beside named baselines"
-    from dmlstudy.custom.compare import (
-        _NO_ROWS,
-        AGAINST,
-        SIZE,
-        shown_comparison,
-        standing,
-        verdicts,
-        write_comparison_of,
-    )
+    from dmlstudy.custom import compare
+    from dmlstudy.custom.compare import _NO_ROWS, verdicts
     from dmlstudy.study.methods import METHODS
 
     against = names(args.against, ";")
     beside = [name for name in names(args.methods, ";") if not METHODS[name].make]  # used where no other was named
-    table = standing(methods, datasets, seeds, args.profile, against or [*AGAINST, *beside], [] if first else None)
+    against, known = against or [*compare.AGAINST, *beside], [] if first else None
+    table = compare.standing(methods, datasets, seeds, args.profile, against, known)
     if first:
         print("First answer, provisional: one replicate, rates that no search chose", *verdicts(table), sep="\n")
     elif methods and not table["yours"].any():
         print("No custom method was trained, so there is nothing to compare")
     elif not table.empty:
-        print(shown_comparison(table, SIZE).to_string(index=False), *verdicts(table), sep="\n")
+        shown = compare.shown_comparison(table, compare.SIZE).to_string(index=False)
+        print(shown, *verdicts(table), sep="\n")
         if not table["baseline"].any():
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
-        print(*write_comparison_of(table, args.profile), sep="\n")
+        print(*compare.write_comparison_of(table, args.profile), sep="\n")
 
 # %% ../nbs/99_cli.ipynb #ffef8be0
 def _draw(profile: str, questions: Sequence[str], workers: int | None) -> list:  # failures
@@ -279,9 +274,7 @@ def _draw(profile: str, questions: Sequence[str], workers: int | None) -> list: 
     from dmlstudy.report.explorer import write_explorer
     from dmlstudy.report.page import show
 
-    failures = show(profile, questions, workers)
-    write_explorer(profile)
-    return failures
+    return show(profile, questions, workers, [write_explorer])
 
 # %% ../nbs/99_cli.ipynb #8ad76ee6
 def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit status

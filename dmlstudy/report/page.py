@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -150,16 +150,27 @@ def execute_copy(source: Path, target: Path, parameters: Mapping, folders: Mappi
     return []
 
 # %% ../../nbs/90_report.page.ipynb #ca5e0006
-def draw(tasks: Sequence[tuple], workers: int | None = None) -> list[Failure]:  # tasks: source, target, parameters
-    "Execute copies of notebooks side by side"
+def _write(page: Callable, profile: str, folders: Mapping[str, str]) -> list[Failure]:
+    os.environ.update(folders)
+    return [] if isinstance(made := page(profile), Path) else made
+
+
+def draw(
+    tasks: Sequence[tuple],  # source, target, parameters
+    workers: int | None = None,
+    pages: Sequence[tuple] = (),  # functions and a profile, called when all notebooks are executed
+) -> list[Failure]:
+    "Execute copies of notebooks side by side, and write pages in the same processes, which have read the records"
     failures = []
     with Workers(min(workers or cores(), 4, max(len(tasks), 1))) as pool:
-        each = pool.each(execute_copy, [(*task, worker_folders()) for task in tasks])
-        for (source, target, *_), future in filter(None, each):
-            try:
-                failures += future.result()
-            except Exception as error:  # of the process
-                failures.append(Failure(f"{source.parent.name}/{source.name}", explained(error), str(target)))
+        for function, some in ((execute_copy, tasks), (_write, pages)):
+            each = pool.each(function, [(*task, worker_folders()) for task in some])
+            for (of, target, *_), future in filter(None, each):
+                try:
+                    failures += future.result()
+                except Exception as error:  # of the process
+                    name = of.__name__ if function is _write else f"{of.parent.name}/{of.name}"
+                    failures.append(Failure(name, explained(error), str(target)))
     return failures
 
 # %% ../../nbs/90_report.page.ipynb #0b80a312
@@ -313,12 +324,12 @@ def article_page(book: Mapping) -> str:  # HTML
     return Template(asset("article.html").read_text(encoding="utf-8")).render(body="\n".join(parts)) + "\n"
 
 
-def write_article() -> list[Failure]:  # empty if all is well
+def write_article(profile: str = "glyphs") -> list[Failure]:  # empty if all is well
     "Execute the article's notebook, and write its page"
     import nbformat
 
     target = outputs() / "notebooks" / "article.ipynb"
-    if failures := draw([(notebooks() / "article.ipynb", target, {})], 1):
+    if failures := execute_copy(notebooks() / "article.ipynb", target, {}, {}):
         return failures
     write_output(outputs() / "article.html", article_page(nbformat.read(target, as_version=4)))
     return []
@@ -372,6 +383,7 @@ def show(
     profile: str,  # name in PROFILES
     questions: Sequence[str] = (),  # names in QUESTIONS; empty: all that the project has
     workers: int | None = None,  # None: one for each core, four at most
+    more: Sequence[Callable] = (),  # further pages of a profile, such as `write_explorer`
 ) -> list[Failure]:  # empty if all is well
     "Draw the tables and figures of a profile from its records, some notebooks side by side, and write the report"
     from dmlstudy.report.tables import profile_records
@@ -380,14 +392,12 @@ def show(
     for source in question_files().values():
         if source.stem in (questions or QUESTIONS):
             calm = {"train": False} if QUESTIONS[source.stem] else {}
-            for more in DRAWN.get(source.stem, [{}]):
-                name = "-".join([profile, source.stem, *more.values()])
-                tasks.append((source, outputs() / "notebooks" / f"{name}.ipynb", {"profile": profile, **more, **calm}))
-    failures = draw(tasks, workers)
-    if profile == "glyphs" and not questions and batch_file("omniglot_errata").is_file():
-        failures += write_article()
-    write_report(profile)
-    write_gallery(profile)
+            for part in DRAWN.get(source.stem, [{}]):
+                name = "-".join([profile, source.stem, *part.values()])
+                tasks.append((source, outputs() / "notebooks" / f"{name}.ipynb", {"profile": profile, **part, **calm}))
+    whole = profile == "glyphs" and not questions and batch_file("omniglot_errata").is_file()
+    pages = [*([write_article] if whole else []), write_report, write_gallery, *more]
+    failures = draw(tasks, workers, [(page, profile) for page in pages])
     print(f"{len(records)} records, {len(tasks)} notebooks drawn in {duration(time.perf_counter() - began)}")
     return failures
 

@@ -19,15 +19,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    wait,
-)
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import active_children, current_process, get_context, parent_process
@@ -214,7 +206,7 @@ class Workers:
     def __init__(
         self,
         n: int | None = None,  # processes; None: one for each GPU, or else for each core
-        executor: Executor | None = None,  # in their place
+        executor: futures.Executor | None = None,  # in their place
     ):
         self.n, self.executor, self.pools = n or default_workers(), executor, {}
         self.devices, self.before = _devices(), {*active_children()}
@@ -228,17 +220,17 @@ class Workers:
         for pool in self.pools.values():
             pool.shutdown(cancel_futures=True)
 
-    def submit(self, lane: int, function: Callable, *args) -> Future:
+    def submit(self, lane: int, function: Callable, *args) -> futures.Future:
         "Call a function in a process, a new one if there is none or if it died"
         if self.executor:
             return self.executor.submit(function, *args)
-        with suppress(KeyError, BrokenExecutor):
+        with suppress(KeyError, futures.BrokenExecutor):
             return self.pools[lane].submit(function, *args)
         chosen = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         if self.devices:
             chosen["CUDA_VISIBLE_DEVICES"] = self.devices[lane % len(self.devices)]
         with _environment(**chosen):
-            self.pools[lane] = ProcessPoolExecutor(1, get_context("spawn"), _begin)
+            self.pools[lane] = futures.ProcessPoolExecutor(1, get_context("spawn"), _begin)
             return self.pools[lane].submit(function, *args)
 
     def each(self, function: Callable, tasks: Sequence[tuple], pause: float = _POLL) -> Iterator[tuple | None]:
@@ -249,7 +241,7 @@ class Workers:
             while tasks and free:
                 lane, task = free.popleft(), tasks.popleft()
                 running[self.submit(lane, function, *task)] = lane, task
-            for future in wait(running, pause, FIRST_COMPLETED).done:
+            for future in futures.wait(running, pause, futures.FIRST_COMPLETED).done:
                 lane, task = running.pop(future)
                 free.append(lane)
                 yield task, future
@@ -305,7 +297,7 @@ def obstacles(
 def run_batch(
     runs: Iterable[Run],
     workers: int | None = None,  # processes of this machine; None: one for each GPU, or else for each core
-    executor: Executor | None = None,  # in their place; its workers see the same folder
+    executor: futures.Executor | None = None,  # in their place; its workers see the same folder
     extend: str | None = None,  # a file with methods of a user's own
     later: float = 0.0,  # seconds that what comes after this batch may take
     out: Callable[[str], None] | None = None,  # takes lines of text; None: the terminal, with a progress bar
@@ -368,11 +360,11 @@ def _turn(
                     progress.show(run)
                 else:
                     busy.append(run)
-            except BrokenExecutor:
+            except futures.BrokenExecutor:
                 if pool.executor:
                     raise ConnectionError(lost.format("the executor")) from None
                 died.append(run)
-            except CancelledError:
+            except futures.CancelledError:
                 raise ConnectionError(lost.format("the scheduler")) from None
             except Exception as error:
                 failures.append(progress.failure(run, explained(error)))

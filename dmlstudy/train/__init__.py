@@ -128,15 +128,13 @@ def train_steps(
             f = network(x, step)
         leaf = f.detach().nan_to_num(0.0, 0.0, 0.0).requires_grad_()
         rng = generator(run.seed, "tuples", step, device=f.device)
-        triplets = [objective.mine(leaf, y, rng) for _, y in label_sets]
-        parts = [objective.terms(leaf, y, mined) for (_, y), mined in zip(label_sets, triplets, strict=True)]
-        shares = [share for share, _ in label_sets]  # of the loss and the regularisers
-        terms = {name: sum(w * part[name] for w, part in zip(shares, parts, strict=True)) for name in parts[0]}
+        mixed = [(share, y, objective.mine(leaf, y, rng)) for share, y in label_sets]
+        terms = objective.terms(leaf, labels, mixed=mixed)
         total = sum(terms.values())
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         terms, total = {name: term.detach() for name, term in terms.items()}, total.detach()
-        now = Step(indices, labels, f.detach(), leaf.grad, triplets[0], terms, total)
+        now = Step(indices, labels, f.detach(), leaf.grad, mixed[0][2], terms, total)
         _call(hooks, "before_step", state, now)
         network.backward(f, leaf.grad)
         optimizer.step()

@@ -7,7 +7,7 @@ __all__ = ['Objective', 'make_objective']
 
 # %% ../../nbs/71_train.objective.ipynb #75234a04
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -69,11 +69,14 @@ class Objective(nn.Module):
         how = (generator,) if self.draws else ()
         return None if self.miner is None else self.miner(f, labels, *how)
 
-    def terms(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> dict[str, Tensor]:
-        "The loss and the regularisers on a batch by name, scalars; the total is their sum"
+    def terms(
+        self, f: Tensor, labels: Tensor, triplets: tuple | None = None, mixed: Sequence[tuple] = ()
+    ) -> dict[str, Tensor]:
+        "The loss and the regularisers on a batch by name; of a mixed one by each part's share, labels and triplets"
         f = balance_gradients(f) if self.equalize else f
-        own = {name: term(f, labels) for name, term in self.regularizers.items()}
-        return {"loss": self.loss(f, labels, triplets), **own}
+        own = {name: term(f, labels) for name, term in self.regularizers.items()}  # of a mixed batch once
+        losses = [share * self.loss(f, y, found) for share, y, found in mixed or [(1.0, labels, triplets)]]
+        return {"loss": sum(losses[1:], losses[0]), **own}
 
     def forward(
         self,

@@ -69,8 +69,9 @@ def check_run(run: Run) -> None:  # raises ValueError
         said = f"a batch of {run.method} holds views of at least 2 images, none twice: use sampler='shuffle';"
         raise ValueError(f"{said} got {run.sampler!r} and batch_size={run.batch_size}")
     known = run.model.startswith("resnet50") or run.model in FROZEN_STEMS and not run.train_stem
-    if run.mixup is not None and not (known and row.views == 1 and not (row.regularizer or bank or run.compile)):
-        fit = "a frozen stem or a resnet50, a method with labels and no regulariser, a sampler without a memory bank"
+    labelled = row.views == 1 and row.regularizer != "threshold_consistent"  # which needs one label a sample
+    if run.mixup is not None and not (known and labelled and not (bank or run.compile)):
+        fit = "a frozen stem or a resnet50, a method with one label a sample, a sampler without a memory bank"
         raise ValueError(f"mixup goes with {fit}, and compile=False; got {run.model}, {run.method} and {run.sampler}")
 
 # %% ../../nbs/73_train.state.ipynb #eab17314

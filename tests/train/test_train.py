@@ -20,6 +20,7 @@ from dmlstudy import train
 from dmlstudy.core.random import generator
 from dmlstudy.data.loaders import Feed, splits_of
 from dmlstudy.models import make_model
+from dmlstudy.regularizers import make_regularizer
 from dmlstudy.samplers import SAMPLERS
 from dmlstudy.study.methods import METHODS
 from dmlstudy.study.run import make_run
@@ -176,6 +177,18 @@ def test_mixed_tuples_are_mined_once_for_each_set_of_labels():
     expected = sum(w * objective.terms(f, k, objective.mine(f, k, rng))["loss"] for w, k in ((lam, y), (rest, other)))
     train_steps(state, state.feed.stream(state.sampler, 0, 1), 1)
     assert float(state.sums["loss"]) == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
+def test_a_mixed_batch_is_regularised_once():
+    """The norms do not depend on labels: SEC looks at a mixed batch once, whatever the shares of its label sets."""
+    state = at_start(method="SHT + SEC", mixup=2.0)
+    _, x, labels = next(state.feed.stream(state.sampler, 0, 1))
+    (part, mixup), sec = state.mixup, make_regularizer("sec", eta=1.0)
+    with mixup.hook(part, labels, generator(state.run.seed, "mixup", 0)):
+        f = state.network(x).detach()
+    train_steps(state, state.feed.stream(state.sampler, 0, 1), 1)
+    (eta,) = (term.eta for term in state.objective.regularizers.values())
+    assert float(state.sums["sec"]) == pytest.approx(eta * float(sec(f, labels)), rel=1e-6)
 
 
 def test_a_resnet_is_mixed_behind_its_stages():
@@ -538,7 +551,7 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
         ({"method": "SimCLR", "sampler": "shuffle", "batch_size": 1}, "at least 2 images.* batch_size=1"),
         ({"milestones": "cosine"}, "with cosine the learning rates fall to lr_decay of what they were"),
         ({"method": "Triplet (D)", "mixup": -1.0}, "mixup must be a number of at least 0; got -1.0"),
-        ({"method": "SHT + SEC", "mixup": 2.0}, "mixup goes with .* no regulariser"),
+        ({"method": "Contrastive (D) + TCM", "mixup": 2.0}, "mixup goes with .* one label a sample"),
         ({"method": "Softmax", "mixup": 2.0, "train_stem": True}, "mixup goes with a frozen stem or a resnet50"),
         ({"fold": -2}, "fold must be a number of at least 0; got -2"),
     ],
