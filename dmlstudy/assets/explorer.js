@@ -869,7 +869,7 @@ function askedOf(e, metric) {
   const lost = "Recall@1 lost from the best evaluation to the last"
   const of = e.metric == "lost" ? lost : e.with ? `${metric.title} with ${metricOf(e.with).title}, over objectives` : metric.title
   const rates = { own: ", each method at its own learning rate", equal: ", mean over equal learning rates" }[e.rates] ?? ""
-  return of + (e.rule && e.metric != "lost" ? `, ${ruleOf(e.rule)}` : "") + rates + (e.less ? ", minus the same in another setting" : "")
+  return of + (e.rule && e.metric != "lost" ? `, ${ruleOf(e.rule)}` : "") + rates + (e.less != null ? ", minus the same in another setting" : "")
 }
 function claims() {
   if (!meta.sets.length)

@@ -95,7 +95,7 @@ def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[
     lost = q["metric"] == "lost"
     table = read("recall@1", "best_test") - read("recall@1", "last") if lost else read(q["metric"], q["rule"])
     if q["effect"] == "gain":
-        parts = {1: table} | ({-1: read(q["metric"], q["rule"], q["less"])} if q["less"] else {})
+        parts = {1: table} | ({} if q["less"] is None else {-1: read(q["metric"], q["rule"], q["less"])})
         table = _complete(pd.concat(parts, axis=1))
         gains = [sum(side * (table[side, a] - table[side, b]) for side in parts) for a, b in q["rows"]]
         return q["sign"] * q["scale"] * np.array(gains), [*table.index]

@@ -81,10 +81,11 @@ def test_a_gain_is_a_difference_of_each_replicate_in_points():
     assert effects(question, table(SCORES)) == pytest.approx(-np.array([GAINS["A"], GAINS["B"]]) / 100)
 
 
-def test_a_gain_may_be_less_that_of_another_setting():
-    (question,) = questions(setting="wide", less="narrow", over=["mean"])
+@pytest.mark.parametrize("less", ["narrow", ""])  # the plain setting, too
+def test_a_gain_may_be_less_that_of_another_setting(less):
+    (question,) = questions(setting="wide", less=less, over=["mean"])
     narrow = {m: [v / 4 for v in values] for m, values in SCORES.items()}
-    values = pd.concat([table(SCORES, setting="wide"), table(narrow, setting="narrow")])
+    values = pd.concat([table(SCORES, setting="wide"), table(narrow, setting=less)])
     assert effects(question, values) == pytest.approx(0.75 * np.array([GAINS["A"], GAINS["B"]]))
 
 
