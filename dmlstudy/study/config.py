@@ -19,7 +19,7 @@ import pandas as pd
 from ..core.checks import lookup
 from ..core.paths import asset, outputs, write_atomically
 from ..core.text import is_folder
-from .methods import METHODS, ROTH_METHODS, SEC_METHODS, with_none
+from .methods import ADDED_METHODS, METHODS, ROTH_METHODS, SEC_METHODS, with_none
 from .run import Run, make_run
 
 # %% ../../nbs/65_study.config.ipynb #adefccaa
@@ -225,4 +225,5 @@ def methods_of(
         return tuple(dict.fromkeys([*p.methods, *more]))
     protocols = lookup(f"data set of profile {profile!r}", dataset, p.by_dataset)
     wanted = lambda name, row: row.protocol in protocols and (row.protocol != "roth" or name in _printed(dataset))
-    return tuple(name for name, row in METHODS.items() if wanted(name, row) and not (row.equalize or row.pairs))
+    known = ((name, row) for name, row in METHODS.items() if name not in ADDED_METHODS)
+    return tuple(name for name, row in known if wanted(name, row) and not (row.equalize or row.pairs))
