@@ -36,6 +36,11 @@ def seeds() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, `slow(seconds)`: no worker begins one of minutes when the others have nothing left."""
+    items.sort(key=lambda item: -max((m.args[0] for m in item.iter_markers("slow") if m.args), default=0))
+
+
 spent: dict[str, float] = {}  # test -> seconds
 
 

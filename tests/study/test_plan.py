@@ -152,7 +152,7 @@ for run in json.load(sys.stdin):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(180)
 @on_records
 def test_other_processors_find_the_same_on_average():
     """Twenty recorded runs on drawings: the mean paired difference, with its 90 % interval."""
