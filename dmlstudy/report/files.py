@@ -166,13 +166,10 @@ def write_figure(
     from dmlstudy.report.style import fix_layout
 
     fix_layout(figure)
-    kinds = {"png": {"dpi": 150, "metadata": {"Software": None}}, "pdf": {"metadata": {"CreationDate": None}}}
-    drawn = {}
-    for ending, more in kinds.items():
-        figure.savefig(memory := io.BytesIO(), format=ending, **more)
-        drawn[ending] = memory.getvalue()
-    file, page = (folder_of("figures", profile) / f"{stem}.{ending}" for ending in kinds)
-    if not (file.is_file() and page.is_file() and alike(file.read_bytes(), drawn["png"], ".png")):
-        write_atomically(page, drawn["pdf"])  # whose bytes cannot be compared: it goes with its picture
-        write_atomically(file, drawn["png"])
+    file, page = (folder_of("figures", profile) / f"{stem}.{ending}" for ending in ("png", "pdf"))
+    figure.savefig(picture := io.BytesIO(), format="png", dpi=150, metadata={"Software": None})
+    if not (file.is_file() and page.is_file() and alike(file.read_bytes(), picture.getvalue(), ".png")):
+        figure.savefig(drawn := io.BytesIO(), format="pdf", metadata={"CreationDate": None})
+        write_atomically(page, drawn.getvalue())  # whose bytes cannot be compared: it goes with its picture
+        write_atomically(file, picture.getvalue())
     return file
