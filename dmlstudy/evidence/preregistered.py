@@ -86,11 +86,14 @@ def _wide(values: pd.DataFrame) -> pd.DataFrame:  # of one data set; replicate b
 def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
     "Return the effect of a question in each replicate, (pairs, n), and the replicates"
     q, rows, wide = question, _rows(question), _wide(values) if "metric" in values else values
+    scores, none = wide.to_numpy(float), np.full(len(wide), np.nan)
 
     def read(metric: str, rule: str, setting: str = q["setting"]) -> pd.DataFrame:
         places = [(metric, rule, *_place(row, setting)) for row in rows]
-        alike = wide.columns.droplevel("method").isin([at[:3] for at in places])  # a replicate of any method counts
-        return wide[wide.loc[:, alike].notna().any(axis=1)].reindex(columns=places).set_axis(rows, axis=1)
+        of = lambda at: scores[:, wide.columns.get_loc(at)] if at in wide.columns else none
+        alike = np.column_stack([of(at) for at in {at[:3] for at in places}])  # a replicate of any method counts
+        table = pd.DataFrame(np.array([of(at) for at in places]).T, wide.index, rows)
+        return table[~np.isnan(alike).all(axis=1)]
 
     lost = q["metric"] == "lost"
     table = read("recall@1", "best_test") - read("recall@1", "last") if lost else read(q["metric"], q["rule"])

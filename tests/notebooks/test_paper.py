@@ -105,8 +105,9 @@ def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
     asks = [ask if isinstance(ask, dict) else {"experiment": ask} for ask in QUESTIONS[path.stem]]
     runs = (run for ask in asks for run in all_runs(jobs_of(ask.get("profile", "glyphs"), [ask["experiment"]])))
-    if path.stem == "placebo":  # shown when it is complete
-        return {run.key() for run in all_runs(jobs_of("omniglot_placebo"))} <= {*recorded()}
+    if path.stem in (whole := {"placebo": "omniglot_placebo", "regularise": "omniglot_regularised"}):  # when complete
+        runs = all_runs(jobs_of(whole[path.stem]))
+        return {run.key() for run in runs if run.dataset == "omniglot_few"} <= {*recorded()}
     if path.stem == "cars":
         return batch_file("cars_whole").is_file()
     return not asks or any(run.key() in recorded() for run in runs)
