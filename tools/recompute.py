@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SETS = {"ledger": [2], "tuned": [3], "reality": [4], "searches": [14, 15, 16], "last_step": [8], "other_sets": [7]}
 SETS |= {"added": [11], "all_drawings": [17], "other_sets_rates": [9], "reality_sets": [10, 12], "factors": [6]}
-SETS |= {"cars": [22], "placebo": [20]}
+SETS |= {"cars": [22], "placebo": [20], "regularise": [21]}
 
 
 def recall(record: dict, rule: str, metric: str = "recall@1") -> float:
@@ -106,6 +106,35 @@ def of_searches(number: int) -> Iterator[tuple[str, str, float]]:
             yield claim["id"], a if alike else b, gain
 
 
+def of_cells(number: int) -> Iterator[tuple[str, str, float]]:
+    """The same of a set in which additions are crossed: a cell is a method, with or without mixup."""
+    known = tomllib.loads((ROOT / f"dmlstudy/assets/ledger_{number}.toml").read_text(encoding="utf-8"))
+    lines = (ROOT / f"outputs/records/{known['profile']}.jsonl").read_text(encoding="utf-8").splitlines()
+    trained: dict[tuple, list[dict]] = {}
+    for record in map(json.loads, lines):
+        run = record["run"]
+        cell = run["method"] + (f" | mixup={run['mixup']:g}" if run["mixup"] else "")
+        trained.setdefault((run["dataset"], cell), []).append(record)
+    full = lambda d: all(len(found) == known["cap"] for (of, _), found in trained.items() if of == d)
+    for claim, dataset in ((c, d) for c in known["claim"] for d in c["datasets"] if full(d)):
+        score = lambda r, c=claim: recall(r, c["rule"], c["metric"])
+        mean = lambda cell, d=dataset, score=score: sum(map(score, trained[d, cell])) / len(trained[d, cell])
+        pairs = [*map(tuple, known["pairs"][claim["pairs"]])]
+        if "setting" in claim:
+            more = f" | {claim['setting']}"
+            gains = [mean(a + more) - mean(b + more) - mean(a) + mean(b) for a, b in pairs]
+        else:
+            gains = [mean(a) - mean(b) for a, b in pairs]
+        if claim["over"] == ["mean"]:
+            yield claim["id"], dataset, sum(gains) / len(gains)
+        alike = len({b for _, b in pairs}) < len(pairs)
+        for (a, b), gain in zip(pairs, gains, strict=True) if claim["over"] == ["each"] else ():
+            yield claim["id"], f"{a if alike else b}, {dataset}", gain
+
+
+OTHER = {20: of_searches, 21: of_cells}  # set -> how it is read, where it is not as the others
+
+
 def main() -> int:
     """Compare with the tables; the number of effects that differ."""
     wrong = count = 0
@@ -113,7 +142,7 @@ def main() -> int:
         with open(ROOT / f"outputs/tables/{stem}.csv", encoding="utf-8", newline="") as file:
             shown = {(row["id"], row["of"]): float(row["effect"]) for row in csv.DictReader(file)}
         for number in numbers:
-            for claim, of, mean in (of_searches if number == 20 else effects)(number):
+            for claim, of, mean in OTHER.get(number, effects)(number):
                 table, count = shown[claim, of], count + 1
                 differs = abs(table - mean) > 1e-4
                 wrong += differs

@@ -80,7 +80,8 @@ def _place(row: str, setting: str) -> tuple[str, str]:  # setting and method
 
 def _wide(values: pd.DataFrame) -> pd.DataFrame:  # of one data set; replicate by metric, rule, setting and method
     columns = ["metric", "selection", "setting", "method"]
-    return values.astype(dict.fromkeys(columns, str)).pivot(index="replicate", columns=columns, values="value")
+    wide = values.astype(dict.fromkeys(columns, str)).pivot(index="replicate", columns=columns, values="value")
+    return wide.sort_index(axis=1)
 
 
 def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[int]]:

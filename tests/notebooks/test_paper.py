@@ -34,7 +34,7 @@ STEMS = {
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
     *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches", "all_drawings"),
-    *("errata", "placebo", "cars"),
+    *("errata", "placebo", "regularise", "cars"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -75,6 +75,7 @@ ALONE = {
     "papers",
     "cars",
     "placebo",
+    "regularise",
 }  # measured on the spot, settings, no rendered letters
 
 
