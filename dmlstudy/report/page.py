@@ -70,6 +70,7 @@ def _shell():
     "A shell of IPython with no names, no history and no open figures"
     import matplotlib.pyplot as plt
     from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.pylabtools import select_figure_formats
 
     InteractiveShell.clear_instance()
     folder = outputs() / "notebooks" / ".ipython"
@@ -83,7 +84,7 @@ def _shell():
     plt.close("all")
     plt.rcdefaults()
     shell.run_line_magic("matplotlib", "inline")
-    shell.run_line_magic("config", 'InlineBackend.print_figure_kwargs = {"bbox_inches": None}')
+    select_figure_formats(shell, {"png"}, bbox_inches=None)  # which the magic does for the first shell of a process
     return shell
 
 

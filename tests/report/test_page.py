@@ -265,6 +265,23 @@ def test_killed_while_it_draws(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_each_copy_that_a_process_executes_holds_its_pictures(tmp_path, monkeypatch):
+    """Shown by name or at the end of a cell, in the first notebook of a process and in those after it."""
+    import nbformat
+
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
+    codes = ["import matplotlib.pyplot as plt\nplt.plot([1, 2])", "plt.plot([2, 1])\nplt.show()"]
+    cells = [*map(nbformat.v4.new_code_cell, codes)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kind), tmp_path / "plots.ipynb")
+    tasks = [(tmp_path / "plots.ipynb", tmp_path / f"out/{name}.ipynb", {}) for name in ("one", "two", "three")]
+    assert draw(tasks, 1) == []
+    for _, target, _ in tasks:
+        shown = [str(c["outputs"]) for c in json.loads(target.read_text())["cells"]]
+        assert ["image/png" in outputs for outputs in shown] == [True, True]
+
+
+@pytest.mark.slow
 def test_a_notebook_that_takes_its_process_along_is_named_and_the_others_are_drawn(tmp_path, monkeypatch):
     import nbformat
 
