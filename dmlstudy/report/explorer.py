@@ -208,27 +208,29 @@ def set_entries(
 _FOUND = ("look", "effect", "low", "high", "verdict", "printed", "beside", "new_low", "new_high")
 
 
-def _effect_entry(question: Mapping, row: pd.Series, values: pd.DataFrame) -> dict:
+def _effect_entry(question: Mapping, row: pd.Series, values: pd.DataFrame, part: str) -> dict:
     "An effect as the page shows it"
     own = row.filter(like="search ").to_numpy(float)[None]  # of each search, where that is the unit
     found, replicates = (own, [0]) if own.size else _effects(question, values)
     plain = lambda v: None if pd.isna(v) else v if isinstance(v, str) else round(float(v), 4)
     names = ("id", "of", "source", "statement", "rule", "delta", "metric", "settings", "over", "rates", "less")
-    entry = {name: question[name] for name in names} | {"paper": _PAPER(question["paper"]), "pairs": question["rows"]}
+    entry = {name: question[name] for name in names} | {"paper": _PAPER(question["paper"]), "part": part}
+    listed = part or question["over"] == "every"  # pair by pair, with the runs behind it
     points = question["effect"] == "gain" and question["scale"] == 100
     entry |= {"with": question.get("with"), "unit": "points" if points else "", "counted": "searches" * bool(own.size)}
-    each = found.round(3).T.tolist() if question["over"] in ("mean", "every") else found.mean(0).round(3).tolist()
-    return entry | {"first": replicates[0] if replicates else 0, "found": each} | {n: plain(row[n]) for n in _FOUND}
+    each = found.T if listed and question["over"] in ("mean", "every") else found.mean(0)
+    entry |= {"pairs": question["rows"][: None if listed else 1], "found": each.round(3).tolist()}
+    return entry | {"first": replicates[0] if replicates else 0} | {n: plain(row[n]) for n in _FOUND}
 
 
 def _set_effects(ledger: Mapping, known: pd.DataFrame, profile: str | None) -> list[dict]:
     "The effects of a set: the written verdict, what each replicate says, and the part of the page with its runs"
     questions = [q for q in asked(ledger) if (q["id"], q["of"]) in known.index]
     if ledger.get("interval") == "searches":
-        return [_effect_entry(q, known.loc[(q["id"], q["of"])], known) | {"part": ""} for q in questions]
+        return [_effect_entry(q, known.loc[(q["id"], q["of"])], known, "") for q in questions]
     sets = wide_tables(ledger, study_records(ledger["profile"], settings=True)[1])
     part = lambda q: (q["dataset"] if profile == ledger["profile"] else ledger["profile"]) if profile else ""
-    return [_effect_entry(q, known.loc[(q["id"], q["of"])], sets[q["dataset"]]) | {"part": part(q)} for q in questions]
+    return [_effect_entry(q, known.loc[(q["id"], q["of"])], sets[q["dataset"]], part(q)) for q in questions]
 
 # %% ../../nbs/91_report.explorer.ipynb #4d3cb557
 _CENTERS = "proxy_anchor proxynca_pp subcenter_arcface center_contrastive potential_field cross_entropy mean_field hist"
