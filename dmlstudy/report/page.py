@@ -163,7 +163,7 @@ def draw(
 ) -> list[Failure]:
     "Execute copies of notebooks side by side, and write pages in the same processes, which have read the records"
     failures = []
-    with Workers(min(workers or cores(), 4, max(len(tasks), 1))) as pool:
+    with Workers(min(workers or cores(), 4, max(len(tasks), len(pages), 1))) as pool:
         for function, some in ((execute_copy, tasks), (_write, pages)):
             each = pool.each(function, [(*task, worker_folders()) for task in some])
             for (of, target, *_), future in filter(None, each):

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 import pytest
+from registered import check_registered
 
 from dmlstudy.study.config import PROFILES, tuned
 from dmlstudy.study.plan import all_runs, jobs_of
@@ -32,3 +33,8 @@ def test_each_choice_is_trained_again_for_the_steps_that_validation_classes_chos
         assert {"fold", "seed"} <= differ <= {"fold", "seed", "steps", "eval_every", "milestones", "train_queries"}
         assert (stopped.fold, again.fold) == (0, None)
         assert milestone_steps(again) == [step for step in milestone_steps(stopped) if step < again.steps]
+
+
+def test_the_choices_were_committed_before_the_runs():
+    records = check_registered(AGAIN, "tuned_retrained.json")
+    assert {record["key"] for record in records} == {run.key() for run in all_runs(jobs_of(AGAIN))}

@@ -1,13 +1,13 @@
 """Several searches for each method: what they try, what they choose, and that they were registered first (set 20)."""
 
 import hashlib
-import json
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from registered import check_registered
 
 from dmlstudy.evidence.preregistered import read_ledger
 from dmlstudy.report import page
@@ -84,23 +84,12 @@ def test_no_choice_of_several_is_taken_for_the_profile_s():
 @pytest.mark.parametrize("part", ["trials", "runs"])
 def test_set_20_was_registered_before_its_trials_and_runs(keys, part):
     """What is there is of clean code that held the claims as they are now (and the choices), and was asked for."""
-    file = FILE if part == "trials" else FILE.with_name(f"{NAME}.jsonl")
-    if not file.is_file():
-        pytest.skip("none is there yet")
-    records = [json.loads(line) for line in file.open(encoding="utf-8")]
+    stem, choices_too = (f"{NAME}_search", ()) if part == "trials" else (NAME, ("tuned_placebo.json",))
+    records = check_registered(stem, "ledger_20.toml", *choices_too)
     wanted = keys if part == "trials" else {run.key() for run in plan.all_runs(plan.jobs_of(NAME))}
     assert {r["key"] for r in records} <= wanted
     curves = ["validation"] if part == "trials" else ["test", "train", "validation"]
     assert all(sorted(r["curves"]) == curves for r in records)
-    commits, files = {r["made"]["git"] for r in records}, ["dmlstudy/assets/ledger_20.toml"]
-    files += ["dmlstudy/assets/tuned_placebo.json"] * (part == "runs")
-    assert all(commit and not commit.endswith("+") for commit in commits)
-    for commit in commits:
-        if git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
-            pytest.skip("the history is not here")
-        for name in files:
-            assert git("show", f"{commit}:{name}").stdout == (ROOT / name).read_text(encoding="utf-8")
-        assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
     if part == "trials":
         assert len(records) < len(keys) or tuned(PROFILE) == choices_file(choices(NAME, records))
 
