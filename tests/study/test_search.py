@@ -1,7 +1,6 @@
 """Several searches for each method: what they try, what they choose, and that they were registered first (set 20)."""
 
 import hashlib
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,17 +17,12 @@ from dmlstudy.study.search import choices, choices_file, planned, search_runs, t
 ROOT = Path(__file__).resolve().parents[2]
 NAME, DATASET = "omniglot_placebo", "omniglot_few"
 PROFILE = PROFILES[NAME]
-FILE = ROOT / f"outputs/records/{NAME}_search.jsonl"
 
 
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """Of all trials."""
     return {run.key() for at in PROFILE.searches for run in search_runs(NAME, DATASET, None, (), at)}
-
-
-def git(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
 
 
 def test_registered_trials_stay_what_they_are(keys):
