@@ -61,7 +61,8 @@ def _asked_jobs(args: argparse.Namespace) -> "list[Job]":
 # %% ../nbs/99_cli.ipynb #87f00f54
 def _run(args: argparse.Namespace) -> int:  # exit status
     "Train what is missing, then make tables, figures and report"
-    from dmlstudy.report.page import collect, custom_table, notebooks
+    from dmlstudy.report.explorer import write_explorer
+    from dmlstudy.report.page import collect, custom_table, notebooks, show
     from dmlstudy.study.executor import fresh_outputs, take_fresh
     from dmlstudy.study.plan import all_runs
     from dmlstudy.study.records import batch_file
@@ -90,7 +91,7 @@ def _run(args: argparse.Namespace) -> int:  # exit status
             print(f"beside the plan of profile {profile}, kept in {outputs() / 'custom'}:")
             print(custom_table(beside, profile).to_string(index=False))
     if batch_file(args.profile).is_file():
-        failures += _draw(args.profile, names(args.questions), args.jobs)
+        failures += show(args.profile, names(args.questions), args.jobs, [write_explorer])
     else:
         print(f"profile {args.profile} has no finished run yet: no tables were made")
     return _end(args.profile, failures, began)
@@ -268,14 +269,6 @@ def _print_comparison(args: argparse.Namespace, methods: list, datasets: list, s
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
         print(*compare.write_comparison_of(table, args.profile), sep="\n")
 
-# %% ../nbs/99_cli.ipynb #ffef8be0
-def _draw(profile: str, questions: Sequence[str], workers: int | None) -> list:  # failures
-    "Draw some questions, or all, and the pages of a profile"
-    from dmlstudy.report.explorer import write_explorer
-    from dmlstudy.report.page import show
-
-    return show(profile, questions, workers, [write_explorer])
-
 # %% ../nbs/99_cli.ipynb #8ad76ee6
 def _end(profile: str | None, failures: Sequence, began: float) -> int:  # exit status
     "Say where things are, and what failed"
@@ -423,8 +416,11 @@ def _status(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #361cd7c5
 def _tables(args: argparse.Namespace) -> int:  # exit status
     "Make tables, figures and report from the records of a profile; trains nothing"
+    from dmlstudy.report.explorer import write_explorer
+    from dmlstudy.report.page import show
+
     began = time.perf_counter()
-    return _end(args.profile, _draw(args.profile, (), args.jobs), began)
+    return _end(args.profile, show(args.profile, (), args.jobs, [write_explorer]), began)
 
 
 def _values(args: argparse.Namespace) -> int:  # exit status

@@ -252,15 +252,11 @@ class _Arrays(pickle.Unpickler):
 
 
 def _read_cifar_file(path: Path) -> tuple[np.ndarray, np.ndarray]:  # (N, 3072) uint8 pixels, (N,) labels
-    "One file of CIFAR-10, of the Python or the binary edition"
+    "One file of CIFAR-10"
     with reading(path):
-        if path.suffix == ".bin":
-            rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, 3073)
-            pixels, labels = rows[:, 1:], rows[:, 0].astype(np.int64)
-        else:
-            with open(path, "rb") as f:
-                held = _Arrays(f, encoding="bytes").load()
-            pixels, labels = held[b"data"], np.asarray(held[b"labels"], np.int64)
+        with open(path, "rb") as f:
+            held = _Arrays(f, encoding="bytes").load()
+        pixels, labels = held[b"data"], np.asarray(held[b"labels"], np.int64)
         if pixels.shape != (len(labels), 3072) or pixels.dtype != np.uint8 or not 0 < len(labels):
             raise ValueError(f"it holds {pixels.dtype} {pixels.shape} and {labels.shape} labels")
         if labels.min() < 0 or labels.max() > 9:
@@ -271,10 +267,10 @@ def _read_cifar_file(path: Path) -> tuple[np.ndarray, np.ndarray]:  # (N, 3072) 
 _CIFAR_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6)) + ("test_batch",)
 
 
-def _read_cifar(base: Path, suffix: str = "") -> dict[str, Split]:
+def _read_cifar(base: Path) -> dict[str, Split]:
     "CIFAR-10 in memory, images as uint8 tensors (N, 3, 32, 32)"
     names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    files = [_read_cifar_file(base / f"{part}{suffix}") for part in _CIFAR_PARTS]
+    files = [_read_cifar_file(base / part) for part in _CIFAR_PARTS]
     join = lambda i, files: torch.from_numpy(np.concatenate([file[i] for file in files]))
     split = lambda files: Split(join(0, files).reshape(-1, 3, 32, 32), join(1, files), names)
     return {"train": split(files[:-1]), "test": split(files[-1:])}
@@ -326,10 +322,7 @@ LAYOUTS: dict[str, dict[str, tuple[tuple[str, ...], Callable]]] = {  # layout ->
         "official list, images beside it": ((f"Eval/{_SHOP}", "img"), partial(_read_inshop, images="")),
         "list and images": ((_SHOP, "img"), partial(_read_inshop, partition=_SHOP, images="")),
     },
-    "cifar10": {
-        "python": (_CIFAR_PARTS, _read_cifar),
-        "binary": (tuple(f"{part}.bin" for part in _CIFAR_PARTS), partial(_read_cifar, suffix=".bin")),
-    },
+    "cifar10": {"python": (_CIFAR_PARTS, _read_cifar)},
     "grocery": {"official lists": (_GROCERY, _read_grocery)},
     "grocery_alternate": {"official lists": (_GROCERY, partial(_read_grocery, alternate=True))},
 }

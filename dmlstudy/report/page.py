@@ -284,7 +284,7 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
         claims=html(claims.read_text(encoding="utf-8").partition("\n")[2]) if claims.exists() else "",
         made=_provenance([*{record["key"]: record for records in made.values() for record in records}.values()]),
     )
-    return write_output(shown(profile) / "report.html", page + "\n")
+    return write_output(shown(profile) / "report.html", re.sub("</t[dhr]>", "", page) + "\n")  # HTML needs no such ends
 
 # %% ../../nbs/90_report.page.ipynb #f5c48bef
 def catalogue(profile: str) -> list[dict]:  # stem, part of the report, title, notebook, and what it says

@@ -7,6 +7,8 @@ __all__ = ['COLOURS', 'MARKERS', 'RIGHT', 'fonts_for', 'use_look', 'family_of', 
            'small_multiples', 'dots', 'printed_line', 'fix_layout', 'label_points', 'fit_line']
 
 # %% ../../nbs/83_report.style.ipynb #289874d5
+import re
+import tomllib
 import warnings
 from collections.abc import Iterable, Sequence
 from textwrap import fill
@@ -18,6 +20,7 @@ from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 from matplotlib.layout_engine import PlaceHolderLayoutEngine
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
 from matplotlib.textpath import TextPath
 
 from ..core.paths import asset
@@ -95,8 +98,14 @@ def colour_key(figure, meanings: Sequence[str]) -> None:
     figure.legend(points, [words.get(m, m) for m in meanings], loc="outside upper left", ncol=len(meanings), **space)
 
 # %% ../../nbs/83_report.style.ipynb #e4a1b7c2
+_SHORT = tomllib.loads(asset("explorer.toml").read_text(encoding="utf-8"))["short"]  # in a figure -> said below it
+
+
 def explain(figure, text: str) -> None:
-    "Explain points, lines, colours and dashes of a figure in an empty panel, or below it"
+    "Explain points, lines, colours, dashes and short names of a figure in an empty panel, or below it"
+    shown = " ".join([text, *(part.get_text() for part in figure.findobj(Text))])
+    more = (said for short, said in _SHORT.items() if re.search(short, shown))
+    text = " ".join([text.replace("omniglot_few", "Omniglot, few classes"), *more])
     ax = next((ax for ax in figure.axes if not (ax.axison or ax.has_data())), None)
     width = figure.bbox.width / figure.dpi * (ax.get_position().width if ax else 1.0)
     where, place = (ax, "upper left") if ax else (figure, "outside lower left")

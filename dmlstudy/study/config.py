@@ -181,13 +181,14 @@ def run_of(
     dataset: str,  # name in DATASETS
     method: str,  # name in METHODS
     seed: int | None = 0,  # None: the replicate's own
+    chosen: bool = True,  # with what the search chose
     **more,  # fields that win over everything else
 ) -> Run:
     "The run that a profile means by a method on a data set"
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
     batch = {"samples_per_class": row.samples_per_class, "sampler": row.sampler}
     fields = protocol_fields(profile, dataset, method) | batch | _row_fields(p, dataset, method)
-    fields |= chosen_for(p, dataset, method, more.get("replicate", 0)) | more
+    fields |= (chosen_for(p, dataset, method, more.get("replicate", 0)) if chosen else {}) | more
     if row.regularizer is None:  # a weight means nothing to it
         fields["eta"] = None
     if row.loss is None:

@@ -27,11 +27,12 @@ from .selection import search_score, selected
 # %% ../../nbs/66_study.search.ipynb #2f29ae51
 def _published(profile: str, dataset: str, method: str, box: Mapping) -> tuple[np.ndarray, dict]:
     "Return the place of a method's published settings in its box, and the settings"
-    run = run_of(profile, dataset, method)
+    run = run_of(profile, dataset, method, chosen=False)
     loss, miner, added = (run.recipe()[part] or {} for part in ("loss", "miner", "regularizer"))
     values = {**loss, "p_switch": miner.get("p_switch"), "eta": added.get("eta")}
     values |= {"lr": run.lr, "loss_lr": run.loss_lr / run.lr, "samples_per_class": run.samples_per_class}
-    return from_box(box, values), {"lr": run.lr}
+    fields = ("lr", "loss_lr", "loss_args", "samples_per_class") if METHODS[method].make else ("lr",)
+    return from_box(box, values), {name: getattr(run, name) for name in fields}
 
 
 def tried_in_box(
@@ -46,7 +47,7 @@ def tried_in_box(
     n, seed = p.search["trials"] // (2 if base else 1), zlib.crc32(method.encode())
     points = unit_points(n, len(box), seed + (replicate if len(p.searches) > 1 else 0))
     own = [*zip(points, (run_fields(row, point) for point in in_box(box, points)), strict=True)]
-    if p.search.get("published"):
+    if p.search.get("published") or row.make:
         own = [_published(profile, dataset, method, box), *own[:-1]]
     if not base:
         return own

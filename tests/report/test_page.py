@@ -57,6 +57,9 @@ def page(tmp_path, monkeypatch):
     return report.write_report("smoke")
 
 
+ENDS = {"td": ("td", "th"), "th": ("td", "th"), "tr": ("td", "th", "tr")}  # what begins -> what it ends, in HTML
+
+
 class Found(HTMLParser):
     """Tags with their attributes, and whether all are closed in order."""
 
@@ -65,12 +68,18 @@ class Found(HTMLParser):
         self.tags, self.open = [], []
         self.feed(text)
 
+    def end(self, tags):
+        while self.open and self.open[-1] in tags:
+            self.open.pop()
+
     def handle_starttag(self, tag, attributes):
+        self.end(ENDS.get(tag, ()))
         self.tags.append((tag, dict(attributes)))
         if tag not in ("meta", "img", "br", "hr", "link"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
+        self.end(ENDS["tr"] if tag in ("thead", "tbody", "table") else ())
         assert self.open.pop() == tag
 
 
@@ -116,7 +125,7 @@ def test_the_page_of_the_study_can_be_sent():
     assert len(text.encode()) <= 2_000_000
     assert text.index('href="article.html"') < text.index('id="findings"') < text.index('id="methods"')
     table = re.search(r'<table class="wide runs">.*?</table>', text, re.S)[0]
-    rows = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td>", table)
+    rows = re.findall(r"<tr><td>([^<]+)<td>(\d+)", table)
     *parts, (last, total) = rows
     keys = [record["key"] for name, _ in parts for record in records.each_record(name, ["run"])]
     assert sum(int(n) for _, n in parts) == len(keys) and (last, int(total)) == ("together", len({*keys}))

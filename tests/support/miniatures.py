@@ -124,16 +124,12 @@ def inshop(base, partition, images):
     text(base / partition, len(rows), "image_name item_id evaluation_status", *rows)
 
 
-def cifar(base, binary):
+def cifar(base):
     base.mkdir(parents=True)
     for k, part in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
         pixels = torch.randint(0, 256, (4, 3072), generator=generator(k, "cifar")).numpy().astype(np.uint8)
         labels = [(k + i // 2) % 10 for i in range(4)]  # two of a class: each has something to find
-        if binary:
-            rows = np.concatenate([np.array(labels, np.uint8)[:, None], pixels], 1)
-            (base / f"{part}.bin").write_bytes(rows.tobytes())
-        else:
-            (base / part).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels}, protocol=2))
+        (base / part).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels}, protocol=2))
 
 
 KINDS_OF = {"Gala": "Apple", "Kaiser": "Pear", "Anjou": "Pear", "Milk": "Milk"}  # fine class -> coarse class
@@ -174,10 +170,9 @@ BUILD = {  # data set, layout -> where in the root, builder
     ("inshop", "official folders"): ("In-shop", lambda b: inshop(b, "Eval/list_eval_partition.txt", "Img")),
     ("inshop", "official list, images beside it"): ("inshop", lambda b: inshop(b, "Eval/list_eval_partition.txt", "")),
     ("inshop", "list and images"): ("inshop", lambda b: inshop(b, "list_eval_partition.txt", "")),
-    ("cifar10", "python"): ("cifar-10-batches-py", lambda b: cifar(b, False)),
+    ("cifar10", "python"): ("cifar-10-batches-py", cifar),
     ("grocery", "official lists"): ("GroceryStoreDataset-master/dataset", grocery),
     ("grocery_alternate", "official lists"): ("GroceryStoreDataset-master/dataset", grocery),
-    ("cifar10", "binary"): ("cifar10/cifar-10-batches-bin", lambda b: cifar(b, True)),
 }
 
 
