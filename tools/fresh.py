@@ -4,7 +4,7 @@ python tools/fresh.py: names what is older than the records, notebooks, ledgers 
 python tools/fresh.py draw: draws that again, and writes what everything is made from to outputs/made_from.json.
 python tools/fresh.py note: writes outputs/made_from.json alone, after `dmlstudy tables` has drawn everything.
 
-The library's code is not compared here: `make test-slow` draws everything again, and finds whether it gives the same.
+The library's other code is not compared: `make test-slow` draws everything again, and finds whether it gives the same.
 """
 
 import csv
@@ -96,6 +96,7 @@ def of_question(notebook: Path) -> dict[str, str]:
         "its records": together(RECORDS[name] for name in kept),
         "its ledgers": together(ASSETS / f"ledger_{number}.toml" for number in ledgers),
         "the papers' numbers": together(ASSETS.glob("*2020*.csv")),
+        "the look of figures": together([ROOT / "dmlstudy/report/style.py", ROOT / "dmlstudy/report/figures.py"]),
         "its links into the explorer": digest(json.dumps(links_of(notebook.stem)).encode()),
     }
 

@@ -111,8 +111,8 @@ def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     assert row["seeds"] == 5 and row["unit"] == "replicates"
     assert row["difference low"] < row["difference"] < row["difference high"]
     (chosen,) = json.loads((tmp_path / "outputs/custom/tuned_race.json").read_text())["glyphs_fine"].values()
-    assert {"lr"} <= {*chosen} <= {"lr", "loss_args", "samples_per_class"}
     first, *tried = trials("race", "glyphs_fine", mine)
+    assert {*chosen} in ({"lr", "loss_args", "samples_per_class"}, {*first}) and chosen["samples_per_class"] in (2, 4)
     plain = config.run_of("drill", "glyphs_fine", mine)
     assert all(getattr(plain, name) == value for name, value in first.items()) and first["lr"] == plain.lr, first
     assert len({t["loss_args"] for t in tried}) == 3 and all(0.2 <= float(t["loss_args"][6:]) <= 2 for t in tried)
@@ -120,7 +120,7 @@ def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     run = config.run_of("race", "glyphs_fine", mine, None, replicate=20)
     kept = load_record(run)
     score = {n: load_record(config.run_of("race", "glyphs_fine", n, None, replicate=20)) for n in (mine, "Softmax")}
-    assert kept["run"]["loss_args"] == chosen.get("loss_args"), "trained with what the search chose"
+    assert kept["run"]["loss_args"] == chosen["loss_args"], "trained with what the search chose"
     assert score[mine]["curves"] != score["Softmax"]["curves"]
     runs = {n: [config.run_of("race", "glyphs_fine", n, None, replicate=r) for r in range(20, 25)] for n in score}
     a, b = (
