@@ -22,7 +22,7 @@ SEARCHES, FURTHER = range(130, 136), {"validation": 0, "40 classes": 20, "80 cla
 
 
 def place(method: str) -> Path:
-    """The file of a method: key of a trial -> curve -> recall@1 at each evaluation."""
+    """The file of a method: key of a trial -> curve -> recall@1 at each evaluation; and its commit."""
     return outputs() / "records" / f"validation_{''.join(filter(str.isalnum, method)).lower()}.json"
 
 
@@ -64,8 +64,9 @@ def main(method: str) -> None:
         trials, more = search_runs("omniglot_placebo", "omniglot_few", None, [method], at), None
         for run in (run for run in trials if run.key() not in found):
             more = more or MoreClasses(*further(run))
-            curves = fit(run, hooks=[more])["curves"]
-            found[run.key()] = {name: curves[name]["recall@1"] for name in (*FURTHER, "test")}
+            record = fit(run, hooks=[more])
+            found[run.key()] = {name: record["curves"][name]["recall@1"] for name in (*FURTHER, "test")}
+            found[run.key()]["git"] = record["made"]["git"]
             write_atomically(file, json.dumps(found, separators=(",", ":")) + "\n")
 
 
