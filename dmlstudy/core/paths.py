@@ -13,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def reader_processes(
     return max(1, min(8, cores() // sharing))
 
 # %% ../../nbs/01_core.paths.ipynb #8f5eb5c6
+@cache
 def asset(
     name: str,  # file name
 ) -> Path:  # a file that ships with the package

@@ -11,7 +11,7 @@ import functools
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -205,7 +205,7 @@ def setting_of(
 ) -> str:  # such as "sampler=ddm; steps=1000"; empty if it is the profile's plain run of its method
     "Return the fields in which a run differs from its method in the profile"
     plain = run_of(profile, run.dataset, run.method, run.seed, replicate=run.replicate)
-    fields = ((name, value) for name, value in asdict(run).items() if value != getattr(plain, name))
+    fields = ((name, value) for name, value in vars(run).items() if value != getattr(plain, name))
     return "; ".join(f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in fields)
 
 # %% ../../nbs/65_study.config.ipynb #a07743ee

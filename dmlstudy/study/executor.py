@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import active_children, current_process, get_context, parent_process
 from pathlib import Path
 
@@ -66,9 +66,8 @@ def _note(run: Run, event: str, error: str | None = None) -> None:
 def history(run: Run | Path) -> list[dict]:  # event, error, pid, host, time; oldest first
     "The journal of a run, or of a run's folder"
     file = (run_folder(run) if isinstance(run, Run) else run) / "journal.jsonl"
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
     events = []
-    for line in lines:
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         with suppress(json.JSONDecodeError):  # a line that a full disk cut off
             events.append(json.loads(line))
     return [event for event in events if isinstance(event, dict) and "event" in event]
@@ -428,7 +427,7 @@ def typical(records: Iterable[Mapping]) -> Callable[[Run], float]:  # seconds
     "Return a function for the seconds of a run: from runs of its kind, else from its steps"
     took: dict[tuple, list[float]] = {}
     for record in records:
-        run, seconds = {**asdict(Run()), **record["run"]}, (record.get("made") or {}).get("seconds")
+        run, seconds = {**vars(Run()), **record["run"]}, (record.get("made") or {}).get("seconds")
         if seconds is not None:
             same, alike = _kinds(run)
             took.setdefault(alike, []).append(seconds)

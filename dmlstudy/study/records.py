@@ -20,7 +20,6 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
@@ -161,7 +160,7 @@ def own_record(run: Run | Path) -> dict | None:
 # %% ../../nbs/62_study.records.ipynb #dd073ad6
 def check_record(record: Mapping, run: Run, place: str = "") -> dict:  # the record
     "Refuse a record of other settings than a run's; a field that is newer than the record has its default there"
-    asked, found = asdict(run), {**asdict(Run()), **record["run"]}
+    asked, found = vars(run), {**vars(Run()), **record["run"]}
     if wrong := sorted(name for name in asked if asked[name] != found[name]):
         told = ", ".join(f"{name}: asked {asked[name]!r}, recorded {found[name]!r}" for name in wrong)
         raise StaleRecord(

@@ -54,7 +54,7 @@ def test_every_experiment_is_asked_by_a_question():
     plain = {ask["experiment"] for ask in said if "profile" not in ask}
     named = {(ask["profile"], ask["experiment"]) for ask in said if "profile" in ask}
     shown = {"cars_whole", "cars_frozen", "omniglot_placebo", "omniglot_regularised"}  # train nothing: a GPU, or hours
-    shown |= {"omniglot_unfrozen"}  # by no page before its runs
+    shown |= {"omniglot_unfrozen"}
     for name, profile in PROFILES.items():
         assert name in shown or {e for e in profile.experiments if (name, e) not in named} <= plain
     assert all(experiment in PROFILES[name].experiments for name, experiment in named)

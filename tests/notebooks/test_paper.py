@@ -19,7 +19,7 @@ from dmlstudy.stats.intervals import t_interval
 from dmlstudy.study.config import PROFILES, QUESTIONS, methods_of
 from dmlstudy.study.methods import METHODS
 from dmlstudy.study.plan import all_runs, jobs_of
-from dmlstudy.study.records import batch_file, recorded_keys
+from dmlstudy.study.records import recorded_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = folder_of("tables", "glyphs").parent
@@ -34,7 +34,7 @@ STEMS = {
     *("claims", "search", "protocol", "inflation", "noise", "photos", "omniglot_few", "ledger", "tuned", "validation"),
     *("reality", "trials", "agreement", "decay", "sec_sign", "omniglot_all", "one_shot", "axes", "papers"),
     *("redrawn", "factors", "other_sets", "last_step", "reality_sets", "added", "rendered", "searches", "all_drawings"),
-    *("errata", "placebo", "regularise", "cars"),
+    *("errata", "placebo", "regularise", "unfrozen", "cars"),
 }
 GLYPHS = PROFILES["glyphs"]
 SAMPLED = GLYPHS.experiments.get("samplers", {}).get("datasets", GLYPHS.datasets)  # a table for each
@@ -76,6 +76,7 @@ ALONE = {
     "cars",
     "placebo",
     "regularise",
+    "unfrozen",
 }  # measured on the spot, settings, no rendered letters
 
 
@@ -106,11 +107,6 @@ def drawn(path: Path) -> bool:
     """Are there records to draw from? Those of a big batch may not be there yet."""
     asks = [ask if isinstance(ask, dict) else {"experiment": ask} for ask in QUESTIONS[path.stem]]
     runs = (run for ask in asks for run in all_runs(jobs_of(ask.get("profile", "glyphs"), [ask["experiment"]])))
-    if path.stem in (whole := {"placebo": "omniglot_placebo", "regularise": "omniglot_regularised"}):  # when complete
-        runs = all_runs(jobs_of(whole[path.stem]))
-        return {run.key() for run in runs if run.dataset == "omniglot_few"} <= {*recorded()}
-    if path.stem == "cars":
-        return batch_file("cars_whole").is_file()
     return not asks or any(run.key() in recorded() for run in runs)
 
 
