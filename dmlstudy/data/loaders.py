@@ -179,9 +179,10 @@ def _only_mirrors(run: Run, who: str, other: str) -> Transform:  # the test tran
 
 
 def _file_inputs(run: Run, splits: Mapping[str, Split], device: torch.device) -> dict[str, Tensor]:
-    "Stem features of the splits of photographs: computed together, so that all folds share them"
+    "Stem features of the splits of photographs: computed for all images, so that replicates and folds share them"
     test, first = _only_mirrors(run, "a frozen stem sees", "train_stem=True"), splits["train"].images
-    paths = sorted({name for split in splits.values() for name in split.images.paths})
+    data = data_of(replace(run, replicate=0, train_classes=None))
+    paths = sorted({name for s in (data.train, data.test, data.query, data.gallery) if s for name in s.images.paths})
     place = {name: i for i, name in enumerate(paths)}
     net = make_model(run.model, 1, run.weights, rng=generator(run.seed, "weights")).backbone.to(device)
     whole = file_features(Files(first.folder, paths, decoded=first.decoded), net, test)

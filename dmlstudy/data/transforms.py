@@ -68,11 +68,6 @@ def flip(image: Image.Image, g: torch.Generator, p: float = 0.5) -> Image.Image:
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(1, generator=g).item() < p else image
 
 
-def _grey(image: Image.Image, g: torch.Generator, p: float) -> Image.Image:
-    "All three channels the same, with probability p"
-    return F.rgb_to_grayscale(image, 3) if torch.rand(1, generator=g).item() < p else image
-
-
 def _jitter(image: Image.Image, g: torch.Generator, amounts: tuple, p: float | None = None) -> Image.Image:
     "Brightness, contrast, saturation and hue, each by up to its amount, in random order; with probability p"
     if p is not None and p < torch.rand(1, generator=g).item():
@@ -89,7 +84,7 @@ STEPS = {  # name -> image, generator, arguments -> image
     "random_resized_crop": _random_resized_crop,
     "random_crop": _random_crop,
     "flip": flip,
-    "grey": _grey,
+    "grey": lambda image, g, p: F.rgb_to_grayscale(image, 3) if torch.rand(1, generator=g).item() < p else image,
     "jitter": _jitter,
     "resize": lambda image, g, side: short_side(image, side),
     "center_crop": lambda image, g, size: F.center_crop(image, [size, size]),

@@ -59,13 +59,6 @@ def asked(
                 yield from (part | {"of": on(d), "dataset": d} for d in claim.get("datasets", sets))
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #ee839d5f
-def _complete(table: pd.DataFrame) -> pd.DataFrame:  # replicate by what is needed
-    "Replicates from the first on, up to the first that lacks something"
-    table = table.sort_index()
-    in_turn = table.index == table.index.min() + np.arange(len(table))
-    return table[(table.notna().all(axis=1) & in_turn).cummin()]
-
-
 def _rows(question: Mapping) -> list[str]:
     "The rows that a question is about: methods, or METHOD | SETTING"
     named = dict.fromkeys(method for pair in question["rows"] for method in pair)
@@ -87,25 +80,30 @@ def _wide(values: pd.DataFrame) -> pd.DataFrame:  # of one data set; replicate b
 def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
     "Return the effect of a question in each replicate, (pairs, n), and the replicates"
     q, rows, wide = question, _rows(question), _wide(values) if "metric" in values else values
-    scores, none = wide.to_numpy(float), np.full(len(wide), np.nan)
+    scores, none, replicates = wide.to_numpy(float), np.full(len(wide), np.nan), wide.index.to_numpy()
 
-    def read(metric: str, rule: str, setting: str = q["setting"]) -> pd.DataFrame:
+    def read(metric: str, rule: str, setting: str = q["setting"]) -> tuple[np.ndarray, np.ndarray]:
+        if metric == "lost":
+            (best, some), (last, more) = read("recall@1", "best_test"), read("recall@1", "last")
+            return best - last, some | more
         places = [(metric, rule, *_place(row, setting)) for row in rows]
         of = lambda at: scores[:, wide.columns.get_loc(at)] if at in wide.columns else none
         alike = np.column_stack([of(at) for at in {at[:3] for at in places}])  # a replicate of any method counts
-        table = pd.DataFrame(np.array([of(at) for at in places]).T, wide.index, rows)
-        return table[~np.isnan(alike).all(axis=1)]
+        return np.array([of(at) for at in places]).T, ~np.isnan(alike).all(axis=1)
 
-    lost = q["metric"] == "lost"
-    table = read("recall@1", "best_test") - read("recall@1", "last") if lost else read(q["metric"], q["rule"])
-    if q["effect"] == "gain":
-        parts = {1: table} | ({} if q["less"] is None else {-1: read(q["metric"], q["rule"], q["less"])})
-        table = _complete(pd.concat(parts, axis=1))
-        gains = [sum(side * (table[side, a] - table[side, b]) for side in parts) for a, b in q["rows"]]
-        return q["sign"] * q["scale"] * np.array(gains), [*table.index]
-    lookup("effect", q["effect"], ("gain", "correlation"))
-    x, y = _complete(read(q["with"], q["rule"])), _complete(table)
-    return q["sign"] * x.corrwith(y, axis=1).to_numpy(float)[None], [*x.index]
+    gain, less = lookup("effect", q["effect"], ("gain", "correlation")) == "gain", q["less"] is not None
+    x, some = read(q["metric"], q["rule"])
+    y, more = read(q["metric"], q["rule"], q["less"]) if less else (x, some) if gain else read(q["with"], q["rule"])
+    x, y, replicates = (part[some | more] for part in (x, y, replicates))
+    in_turn = replicates == replicates[:1] + np.arange(len(replicates))  # up to one that lacks something
+    whole = np.logical_and.accumulate(in_turn & ~np.isnan(np.hstack([x, y])).any(axis=1))
+    x, y = x[whole], y[whole]
+    if gain:
+        x = x - y if less else x
+        found = q["scale"] * np.array([x[:, rows.index(a)] - x[:, rows.index(b)] for a, b in q["rows"]])
+    else:
+        found = pd.DataFrame(y).corrwith(pd.DataFrame(x), axis=1).to_numpy(float)[None]
+    return q["sign"] * found, replicates[whole].tolist()
 
 
 def effects(

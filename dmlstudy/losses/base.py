@@ -76,7 +76,8 @@ class Loss(nn.Module):
         if not len(f):
             return zero(as_float(f))
         with no_autocast(f):
-            return self.value(unit(f) if self.normalizes else as_float(f), labels, triplets) + _watch(f)
+            watch = as_float(f).detach().mul(0).sum()  # NaN if an embedding is not finite
+            return self.value(unit(f) if self.normalizes else as_float(f), labels, triplets) + watch
 
     def value(self, f: Tensor, labels: Tensor | None, triplets: tuple | None) -> Tensor:
         "The loss itself; a subclass's own"
@@ -136,11 +137,6 @@ def check_classes(labels: Tensor, n_classes: int) -> None:
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
         said = f"labels must be in 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}."
         raise ValueError(f"{said} Make the loss with the n_classes of the training set")
-
-
-def _watch(f: Tensor) -> Tensor:  # scalar
-    "0, or NaN if an embedding is not finite"
-    return as_float(f).detach().mul(0).sum()
 
 # %% ../../nbs/20_losses.base.ipynb #b82b464c
 def zero(f: Tensor) -> Tensor:  # scalar 0

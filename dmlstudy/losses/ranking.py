@@ -327,15 +327,11 @@ class FastAPLoss(_RankingLoss, name="fast_ap"):
         return 1 - _row_mean(share, weighted)
 
 # %% ../../nbs/23_losses.ranking.ipynb #2f41312b
-def _step(x: Tensor) -> Tensor:
-    "1 where x is at least 0, else 0; its slope is taken to be 10 everywhere"
-    return (x >= 0).to(x.dtype) + 10 * (x - x.detach())
-
-
 def _neighbours(d2: Tensor, k: int, eps: float) -> Tensor:  # (B, B), row i: who is near i
     "Who is as near as the k-th nearest, or farther by at most eps"
     kth = d2.detach().topk(min(k, len(d2)), largest=False)[0][:, -1:]
-    return _step(kth + eps - d2)
+    x = kth + eps - d2
+    return (x >= 0).to(x.dtype) + 10 * (x - x.detach())  # a step, whose slope is taken to be 10 everywhere
 
 # %% ../../nbs/23_losses.ranking.ipynb #540463d5
 def contextual_similarity(

@@ -114,10 +114,6 @@ def markdown(table: pd.DataFrame) -> str:  # no final newline
 # %% ../../nbs/84_report.files.ipynb #b9183e83
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?=[^\s\d.])")  # how a cell begins that a spreadsheet would compute
 
-
-def _no_formula(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
 # %% ../../nbs/84_report.files.ipynb #b9183e85
 _WORDS = tomllib.loads(asset("explorer.toml").read_text(encoding="utf-8"))  # titles, views and others of the explorer
 
@@ -149,7 +145,8 @@ def write_table(
 ) -> Path:  # the Markdown file
     "Write a table under its stem"
     folder = folder_of("tables", profile)
-    numbers = data.map(_no_formula).to_csv(index=False, lineterminator="\n", float_format="%.6g")
+    plain = lambda value: f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+    numbers = data.map(plain).to_csv(index=False, lineterminator="\n", float_format="%.6g")
     write_output(folder / f"{stem}.csv", numbers)
     view, terms = view_of(stem, profile), "[Terms](../../nbs/tutorials/glossary.ipynb)" * (folder.parent == outputs())
     links = " · ".join(filter(None, (view and f"[The runs in the explorer]({view})", terms)))
@@ -168,6 +165,7 @@ def write_figure(
     fix_layout(figure)
     file, page = (folder_of("figures", profile) / f"{stem}.{ending}" for ending in ("png", "pdf"))
     figure.savefig(picture := io.BytesIO(), format="png", dpi=150, metadata={"Software": None})
+    figure.written = picture.getvalue()  # what a page of the batch shows
     if not (file.is_file() and page.is_file() and alike(file.read_bytes(), picture.getvalue(), ".png")):
         figure.savefig(drawn := io.BytesIO(), format="pdf", metadata={"CreationDate": None})
         write_atomically(page, drawn.getvalue())  # whose bytes cannot be compared: it goes with its picture

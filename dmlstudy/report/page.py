@@ -85,6 +85,10 @@ def _shell():
     plt.rcdefaults()
     shell.run_line_magic("matplotlib", "inline")
     select_figure_formats(shell, {"png"}, bbox_inches=None)  # which the magic does for the first shell of a process
+    formatter = shell.display_formatter.formatters["image/png"]
+    draw = formatter.for_type(plt.Figure)
+    kept = lambda figure: base64.b64encode(figure.written).decode() if hasattr(figure, "written") else draw(figure)
+    formatter.for_type(plt.Figure, kept)  # what is written is not drawn again
     return shell
 
 
@@ -226,15 +230,17 @@ def _abouts() -> dict[str, str]:  # path -> Markdown
 # %% ../../nbs/90_report.page.ipynb #c818c13d
 def _small(file: Path) -> str:  # base64 of a WebP
     "A picture for the page, where a click opens the whole one"
-    from PIL import Image
+    from PIL import Image, ImageChops, ImageStat
 
     with Image.open(file) as picture:
         picture.thumbnail((1050, 2700))
         picture = picture.convert("RGB")
     few = [min((0, 120, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)]  # sharp and small
-    picture.point(few * 3).save(lines := io.BytesIO(), "WEBP", lossless=True, quality=90)
-    picture.save(photo := io.BytesIO(), "WEBP", quality=66, method=6)
-    return base64.b64encode(min(lines.getvalue(), photo.getvalue(), key=len)).decode()
+    small = picture.point(few * 3)
+    if max(ImageStat.Stat(ImageChops.difference(picture, small)).mean) > 8:  # a heat map, photographs
+        small = picture.quantize(64, dither=Image.Dither.NONE).convert("RGB")
+    small.save(out := io.BytesIO(), "WEBP", lossless=True, quality=90)
+    return base64.b64encode(out.getvalue()).decode()
 
 # %% ../../nbs/90_report.page.ipynb #48c9a4ae
 def _entry(profile: str, known: Mapping[str, str], about: str) -> dict:

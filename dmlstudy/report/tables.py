@@ -29,8 +29,11 @@ from ..study.selection import SELECTIONS, selected
 
 # %% ../../nbs/85_report.tables.ipynb #1d34bee3
 @lru_cache(maxsize=64)
-def _read(profile: str, state: tuple) -> tuple[list[dict], pd.DataFrame]:
-    plan = profile.removesuffix("_search")
+def _read(profiles: tuple[str, ...], state: tuple) -> tuple[list[dict], pd.DataFrame]:
+    if profiles[1:]:
+        found = [_read((profile,), state) for profile in profiles]
+        return [r for own, _ in found for r in own], pd.concat([own for _, own in found], ignore_index=True)
+    profile, plan = profiles[0], profiles[0].removesuffix("_search")
     found = {record["key"]: record for record in read_batch(profile)}
     asked = {run.key() for run in all_runs(jobs_of(plan))} if plan == profile else set()
     found |= {key: record for key, (record, _) in committed_records(asked - {*found}).items()}
@@ -41,11 +44,10 @@ def _read(profile: str, state: tuple) -> tuple[list[dict], pd.DataFrame]:
 
 
 def profile_records(
-    profile: str,
+    *profiles: str,
 ) -> tuple[list[dict], pd.DataFrame]:  # in the order of their keys, not to be changed; their values as from `tidy`
-    "The records of a profile: those of its own file, and what it asks that stands in another's"
-    state = ((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in record_files())
-    return _read(profile, (str(batch_file(profile)), *state))
+    "The records of some profiles, one after another: those of its own file, and what it asks that stands in another's"
+    return _read(profiles, tuple((str(file), (s := file.stat()).st_mtime_ns, s.st_size) for file in record_files()))
 
 
 def profiles_shown(profile: str) -> list[str]:  # the profile itself last
@@ -61,10 +63,9 @@ def study_records(
     settings: bool = False,  # also runs that differ from the profile's plain ones, such as those of a sweep
 ) -> tuple[list[dict], pd.DataFrame]:  # the records, not to be changed; their values as from `tidy`
     "The records of some methods, and their values under all selection rules"
-    found = [profile_records(name) for name in profiles_shown(profile)]
-    records, results = [r for own, _ in found for r in own], pd.concat([own for _, own in found], ignore_index=True)
+    records, results = profile_records(*profiles_shown(profile))
     if settings and methods is dataset is None:
-        return records, results
+        return records, results.copy(deep=False)  # a column that is added stays with its caller
     methods = {r["run"]["method"] for r in records} if methods is None else {*methods}
     right = lambda run: run["method"] in methods and dataset in (None, run["dataset"], role(run["dataset"]))
     plain = {*results["key"]} if settings else {*results.loc[results["setting"] == "", "key"]}

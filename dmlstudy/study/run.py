@@ -169,7 +169,7 @@ def make_run(
     given = {**(fields or {}), **more}
     for name, value in given.items():
         kinds = lookup("field of a run", name, _TYPES)
-        if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a number of NumPy
+        if type(value) not in kinds and hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a number of NumPy
             given[name] = value = value.item()
         if float in kinds and type(value) is int:
             given[name] = float(value)

@@ -88,7 +88,7 @@ def test_set_20_was_registered_before_its_trials_and_runs(keys, part):
         assert len(records) < len(keys) or tuned(PROFILE) == choices_file(choices(NAME, records))
 
 
-@pytest.mark.parametrize("version", [20, 21, 23])
+@pytest.mark.parametrize("version", [20, 21, 23, 24])
 def test_a_set_names_at_most_four_primary_claims_each_also_by_map(version):
     claims = read_ledger(version)["claim"]
     primary = [claim for claim in claims if claim.get("primary")]
