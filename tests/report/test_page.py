@@ -1,6 +1,8 @@
 """The page of a profile: complete, self-contained, safe, the same for the same records, and right in a real browser."""
 
+import base64
 import html
+import io
 import json
 import re
 import shutil
@@ -11,9 +13,11 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from PIL import Image
 from waiting import wait_until
 
 from dmlstudy.report import files as report_files
@@ -281,13 +285,27 @@ def test_each_copy_that_a_process_executes_holds_its_pictures(tmp_path, monkeypa
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     kind = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
     codes = ["import matplotlib.pyplot as plt\nplt.plot([1, 2])", "plt.plot([2, 1])\nplt.show()"]
+    codes += ["from dmlstudy.report.files import write_figure\nwrite_figure('it', plt.figure())\nplt.show()"]
     cells = [*map(nbformat.v4.new_code_cell, codes)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kind), tmp_path / "plots.ipynb")
     tasks = [(tmp_path / "plots.ipynb", tmp_path / f"out/{name}.ipynb", {}) for name in ("one", "two", "three")]
     assert draw(tasks, 1) == []
     for _, target, _ in tasks:
-        shown = [str(c["outputs"]) for c in json.loads(target.read_text())["cells"]]
-        assert ["image/png" in outputs for outputs in shown] == [True, True]
+        cells = json.loads(target.read_text())["cells"]
+        assert ["image/png" in str(c["outputs"]) for c in cells] == [True] * 3
+        (picture,) = (data["image/png"] for out in cells[2]["outputs"] if "image/png" in (data := out.get("data", {})))
+        assert base64.b64decode(picture) == (tmp_path / "outputs/figures/it.png").read_bytes()  # as it was written
+
+
+def test_a_small_picture_keeps_its_colours(tmp_path):
+    """Lines have few; those of a heat map and of a photograph are all that it says."""
+    rows, columns = np.indices((80, 120))
+    shades = (255 * plt.cm.cividis((rows + columns) / 200)[..., :3]).round()
+    lines = np.where(((rows % 20 == 0) | (columns == rows))[..., None], (0, 114, 178), 255)
+    for name, pixels in (("shades", shades), ("lines", lines)):
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{name}.png")
+        with Image.open(io.BytesIO(base64.b64decode(report._small(tmp_path / f"{name}.png")))) as small:
+            assert abs(np.asarray(small.convert("RGB"), float) - pixels).mean() < 6, name
 
 
 @pytest.mark.slow
