@@ -1,12 +1,13 @@
 """Several searches for each method: what they try, what they choose, and that they were registered first (set 20)."""
 
 import hashlib
+import json
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-from registered import check_registered
+from registered import check_registered, git
 
 from dmlstudy.evidence.preregistered import read_ledger
 from dmlstudy.report import page
@@ -86,6 +87,21 @@ def test_set_20_was_registered_before_its_trials_and_runs(keys, part):
     assert all(sorted(r["curves"]) == curves for r in records)
     if part == "trials":
         assert len(records) < len(keys) or tuned(PROFILE) == choices_file(choices(NAME, records))
+
+
+@pytest.mark.parametrize("method", ["Contrastive (D)", "SHT", "MS", "CrossEntropy (label_smoothing=0)"])
+def test_trials_measured_on_more_classes_are_those_of_set_20(method):
+    """Of clean code of this history; equal before training, and on average the same after it (on another processor)."""
+    file = ROOT / f"outputs/records/validation_{''.join(filter(str.isalnum, method)).lower()}.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert {*found} == {r.key() for at in range(130, 136) for r in search_runs(NAME, DATASET, None, [method], at)}
+    for commit in {trial["git"] for trial in found.values()}:
+        assert not commit.endswith("+")
+        if git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0:
+            assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+    first = {r["key"]: r["curves"]["validation"]["recall@1"] for r in records.each_record(f"{NAME}_search")}
+    again, before = (np.array([*map(of, found)]) for of in (lambda key: found[key]["validation"], first.get))
+    assert abs(again - before)[:, 0].max() < 1e-6 and abs((again - before).mean()) < 0.003
 
 
 @pytest.mark.parametrize("version", [20, 21, 23, 24])
