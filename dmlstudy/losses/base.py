@@ -72,8 +72,7 @@ class Loss(nn.Module):
     ) -> Tensor:  # scalar, float32 or float64
         "Check the input and compute `value` in at least 32 bits"
         labels = _pairing(self, f, labels, positives, triplets, *unknown)
-        f = _check_call(self, f, triplets)
-        if not len(f):
+        if not len(f := _check_call(self, f, triplets)):
             return zero(as_float(f))
         with no_autocast(f):
             watch = as_float(f).detach().mul(0).sum()  # NaN if an embedding is not finite
