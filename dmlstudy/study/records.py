@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FORMAT', 'shown', 'pack', 'unpack', 'packed', 'StaleRecord', 'DamagedRecords', 'run_folder', 'migrated', 'problem',
            'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'record_files', 'file_of',
-           'committed_records', 'load_record', 'recorded', 'recorded_keys', 'merge_records', 'write_batch',
-           'each_record', 'read_batch', 'drop_records', 'lean', 'versions']
+           'committed_records', 'committed_record', 'load_record', 'recorded', 'recorded_keys', 'merge_records',
+           'write_batch', 'each_record', 'read_batch', 'drop_records', 'lean', 'versions']
 
 # %% ../../nbs/62_study.records.ipynb #b86a4d5e
 import base64
@@ -231,12 +231,17 @@ def committed_records(keys: Collection[str]) -> dict[str, tuple[dict, str]]:  # 
     places = {key: (file, *known[key]) for file, known in files for key in known.keys() & keys}
     return {key: (_record(*place), f"{place[0]}, line {place[1]}") for key, place in places.items()}
 
+
+def committed_record(key: str) -> tuple[dict, str] | tuple[None, None]:  # with file and line
+    "A record that stands in a file of records"
+    return committed_records([key]).get(key, (None, None))
+
 # %% ../../nbs/62_study.records.ipynb #79a1010f
 def load_record(run: Run) -> dict | None:  # None if there is none
     "The record of a run, if it is finished: that of this machine, else the committed one"
     record, place = own_record(run), str(run_folder(run))
     if record is None:
-        record, place = committed_records([run.key()]).get(run.key(), (None, ""))
+        record, place = committed_record(run.key())
     return None if record is None else check_record(record, run, place)
 
 
