@@ -301,7 +301,9 @@ def _spans(sampler, first: int, last: int) -> Iterator[tuple[int, int]]:
     yield from zip((first, *ends), (*ends, last), strict=True)
 
 
-_views = lambda batch, epoch, i: [(index, epoch, i * len(batch) + k) for k, index in enumerate(batch)]  # place in it
+def _views(batch: list[int], epoch: int, i: int) -> list[tuple[int, int, int]]:
+    "An image's view depends on the epoch and its place in it"
+    return [(index, epoch, i * len(batch) + k) for k, index in enumerate(batch)]
 
 # %% ../../nbs/70_data.loaders.ipynb #e9b023a2
 class FileFeed:

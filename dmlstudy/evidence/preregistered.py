@@ -97,12 +97,11 @@ def _effects(question: Mapping, values: pd.DataFrame) -> tuple[np.ndarray, list[
     x, y, replicates = (part[some | more] for part in (x, y, replicates))
     in_turn = replicates == replicates[:1] + np.arange(len(replicates))  # up to one that lacks something
     whole = np.logical_and.accumulate(in_turn & ~np.isnan(np.hstack([x, y])).any(axis=1))
-    x, y = x[whole], y[whole]
     if gain:
-        x = x - y if less else x
+        x = (x - y if less else x)[whole]
         found = q["scale"] * np.array([x[:, rows.index(a)] - x[:, rows.index(b)] for a, b in q["rows"]])
     else:
-        found = pd.DataFrame(y).corrwith(pd.DataFrame(x), axis=1).to_numpy(float)[None]
+        found = correlation(y[whole], x[whole], kind="pearson")[None]
     return q["sign"] * found, replicates[whole].tolist()
 
 

@@ -166,9 +166,8 @@ def fix_layout(figure) -> None:
     "Lay a figure out now, and not again each time it is drawn or saved"
     shown = figure.dpi
     figure.set_dpi(150)  # that of the PNG: names are a little wider at some resolutions than at others
-    own = figure.get_layout_engine()  # where there is none, saving would bring in that of the style
-    if own:
-        own.execute(figure)
+    if own := figure.get_layout_engine():
+        own.execute(figure)  # where there is none, saving would bring in that of the style
     figure.set_layout_engine("none" if own else PlaceHolderLayoutEngine(True, False))
     figure.set_dpi(shown)
 
