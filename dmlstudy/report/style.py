@@ -167,8 +167,8 @@ def fix_layout(figure) -> None:
     shown = figure.dpi
     figure.set_dpi(150)  # that of the PNG: names are a little wider at some resolutions than at others
     if own := figure.get_layout_engine():
-        own.execute(figure)  # where there is none, saving would bring in that of the style
-    figure.set_layout_engine("none" if own else PlaceHolderLayoutEngine(True, False))
+        own.execute(figure)
+    figure.set_layout_engine("none" if own else PlaceHolderLayoutEngine(True, False))  # else saving brings in one
     figure.set_dpi(shown)
 
 
