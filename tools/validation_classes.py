@@ -1,7 +1,7 @@
 """Train trials of a method again, measured on more validation classes: python tools/validation_classes.py SHT.
 
 A search of set 20 chooses by 20 characters. Here its trials are measured on these, on 20 and on 60 further ones beside
-them, and on test characters; page `validation` reads the file. It takes about half an hour; what is there is kept.
+them, and on test characters; page `validation` reads the file. It takes about 45 minutes; what is there is kept.
 """
 
 import json
