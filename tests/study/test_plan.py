@@ -39,6 +39,8 @@ def test_every_run_of_a_profile_can_be_made(name):
     for experiment in profile.experiments:
         runs = [run for job in jobs_of(name, [experiment]) for run in job.runs()]
         assert runs and len({run.key() for run in runs}) == len(runs)
+        for run in (r for r in runs if r.train_classes and not r.replacement):  # a fifth of the classes is held out
+            assert run.batch_size // run.samples_per_class <= run.train_classes * 4 // 5, run.method
 
 
 def test_paper_profile_is_the_published_protocol():
