@@ -11,6 +11,7 @@ __all__ = ['DRAWN', 'notebooks', 'question_files', 'execute_copy', 'draw', 'plai
 import atexit
 import base64
 import functools
+import gc
 import io
 import itertools
 import json
@@ -144,6 +145,7 @@ def execute_copy(source: Path, target: Path, parameters: Mapping, folders: Mappi
     from papermill import execute_notebook
 
     os.environ.update(folders)
+    gc.set_threshold(100_000, 20, 100)  # records are millions of objects, and stay
     target.parent.mkdir(parents=True, exist_ok=True)
     options = {"engine_name": _engine(), "progress_bar": False, "request_save_on_cell_execute": False}
     try:
@@ -336,10 +338,9 @@ def write_article(profile: str = "glyphs") -> list[Failure]:  # empty if all is 
     import nbformat
 
     target = outputs() / "notebooks" / "article.ipynb"
-    if failures := execute_copy(notebooks() / "article.ipynb", target, {}, {}):
-        return failures
-    write_output(outputs() / "article.html", article_page(nbformat.read(target, as_version=4)))
-    return []
+    if not (failures := execute_copy(notebooks() / "article.ipynb", target, {}, {})):
+        write_output(outputs() / "article.html", article_page(nbformat.read(target, as_version=4)))
+    return failures
 
 # %% ../../nbs/90_report.page.ipynb #b9e20b8a
 def collect(

@@ -68,7 +68,7 @@ def study_records(
         return records, results.copy(deep=False)  # a column that is added stays with its caller
     methods = {r["run"]["method"] for r in records} if methods is None else {*methods}
     right = lambda run: run["method"] in methods and dataset in (None, run["dataset"], role(run["dataset"]))
-    plain = {*results["key"]} if settings else {*results.loc[results["setting"] == "", "key"]}
+    plain = {*(results if settings else results[results["setting"] == ""])["key"].unique()}
     wanted = [r for r in records if right(r["run"]) and r["key"] in plain]
     return wanted, results[results["key"].isin({r["key"] for r in wanted})]
 

@@ -104,10 +104,9 @@ def _uneven(curve: object) -> str | None:  # the first name whose values are not
 
 def problem(record: object) -> str | None:  # None: nothing
     "Return the fault of a record"
-    parts = {"key": str, "run": dict, "curves": dict, "made": dict}
     if not isinstance(record, dict):
         return "it is not a record"
-    for name, kind in parts.items():
+    for name, kind in {"key": str, "run": dict, "curves": dict, "made": dict}.items():
         if not isinstance(record.get(name), kind):
             return f"it is not a record, {name} is missing or of another kind"
     if (number := record.get("format", 1)) not in range(1, FORMAT + 1):

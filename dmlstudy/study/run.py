@@ -168,7 +168,7 @@ def make_run(
     """
     given = {**(fields or {}), **more}
     for name, value in given.items():
-        kinds = lookup("field of a run", name, _TYPES)
+        kinds = _TYPES.get(name) or lookup("field of a run", name, _TYPES)
         if type(value) not in kinds and hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a number of NumPy
             given[name] = value = value.item()
         if float in kinds and type(value) is int:

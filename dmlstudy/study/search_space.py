@@ -102,11 +102,11 @@ def fitted_best(
     for penalty in penalties:
         inverse = np.linalg.pinv(x.T @ x + np.diag(penalty * held))
         w = inverse @ x.T @ y
-        missed = (y - x @ w) / (1 - np.einsum("ij,jk,ik->i", x, inverse, x))  # each trial by the others
+        missed = (y - x @ w) / (1 - (x @ inverse * x).sum(1))  # each trial by the others
         found.append((1 - (missed**2).sum() / spread, w, inverse * (missed**2).mean()))
     share, w, covariance = max(found, key=lambda fit: fit[0])
     if share < enough:
         return points[y.argmax()], float(share)
     grid = np.vstack([points, unit_points(8192, points.shape[1], seed=0)])
     q = _quadratic(grid)[0]
-    return grid[(q @ w - np.sqrt(np.einsum("ij,jk,ik->i", q, covariance, q))).argmax()], float(share)
+    return grid[(q @ w - np.sqrt((q @ covariance * q).sum(1))).argmax()], float(share)
