@@ -68,12 +68,12 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.study.records import batch_file
     from dmlstudy.study.search import unsearched
 
-    notebooks()  # without them nothing can be run, and nothing is written
     args.profile = args.profile or _usual_profile(args)
     if args.resources and not args.scheduler:
         raise ValueError("--resources goes with --scheduler")
     if args.extend or any(map(is_folder, args.datasets)):
         return _run_own(args)
+    notebooks()  # without them nothing can be drawn, and nothing is written
     jobs, began = _asked_jobs(args), time.perf_counter()
     runs = all_runs(jobs)
     asked = {(j.profile, run.dataset, run.method): None for j in jobs if j.experiment != "choices" for run in j.runs()}
@@ -656,7 +656,7 @@ _DATA_OPTIONS = {
     "names": _option("names", "data sets (default: all)", nargs="*"),
     "root": _option("--root", "where the data sets lie (default: DMLSTUDY_DATA, or data/)", default=None),
     "quick": _switch("--quick", "check: count the images, but do not open each"),
-    "archive": _many("--archive", "prepare: unpack these first, if their MD5 is known", "FILE"),
+    "archive": _many("--archive", "prepare: unpack these first; an official MD5 is checked where one is known", "FILE"),
     "download": _switch("--download", "prepare: fetch the official archive first"),
     "decoded": _switch("--decoded", "prepare: write a decoded copy (without archive: always)"),
     "no_strict": _switch("--no-strict", "take other archives and numbers of images, leave unreadable images out"),

@@ -94,7 +94,7 @@ class AllTriplets:
     def __init__(self, labels: Tensor):
         self.order = labels.argsort(stable=True)
         ordered = labels[self.order]
-        self.start = torch.searchsorted(ordered, labels)
+        self.start = torch.searchsorted(ordered, labels := labels.contiguous())
         self.size = torch.searchsorted(ordered, labels, right=True) - self.start
         self.place = self.order.argsort()
         self.n_negatives = len(labels) - self.size
@@ -307,7 +307,7 @@ class SofthardMiner(Miner):
 
 # %% ../nbs/10_miners.ipynb #6f52d7ca
 def log_q(squared: Tensor, dim: int) -> Tensor:  # same shape; finite unless d = 0
-    "log of d^(D-2) (1-d²/4)^((D-3)/2): the density of squared distances on the sphere, up to its constant"
+    "log of d^(D-2) (1-d²/4)^((D-3)/2): the density of distances on the sphere from their squares, up to its constant"
     inside = (1 - squared / 4).clamp(min=torch.finfo(squared.dtype).eps)
     return squared.log().mul_((dim - 2) / 2).add_(inside.log_(), alpha=(dim - 3) / 2)
 

@@ -198,7 +198,7 @@ class ThresholdConsistent(Regularizer):
         z, (positives, negatives) = unit(f), pair_masks(labels)
         s = z @ z.T
         hinges = (self.pos_margin - s, positives), (s - self.neg_margin, negatives)
-        return sum(masked_mean(hinge, of * (hinge > 0)) for hinge, of in hinges)
+        return sum(masked_mean(hinge, of * ~(hinge <= 0)) for hinge, of in hinges)
 
 # %% ../nbs/29_regularizers.ipynb #c99d6912
 class CodingRate(Regularizer):
@@ -241,8 +241,7 @@ def balance_gradients(
     power: float = 1.0,  # p, at least 0; 0: nothing is changed
 ) -> Tensor:  # f itself, as it is
     "Hand f to a loss, and give back a gradient that does not favour short embeddings"
-    if power < 0:
-        raise ValueError(f"power must be at least 0; got {power}")
+    check_numbers("balanced gradient", power=power)
     return _BalancedGradient.apply(f, power)
 
 # %% ../nbs/29_regularizers.ipynb #e2e08c29

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SETS = {"ledger": [2], "tuned": [3], "reality": [4], "searches": [14, 15, 16], "last_step": [8], "other_sets": [7]}
 SETS |= {"added": [11], "all_drawings": [17], "other_sets_rates": [9], "reality_sets": [10, 12], "factors": [6]}
-SETS |= {"cars": [22], "placebo": [20], "regularise": [21], "unfrozen": [23]}
+SETS |= {"cars": [22], "cars_objectives": [24], "placebo": [20], "regularise": [21], "unfrozen": [23]}
 FIELD = {21: "mixup", 23: "train_stem"}  # set -> field of a run that tells two of its cells apart, beside the method
 
 

@@ -25,16 +25,15 @@ async function unpack() {
 }
 const known = {}
 const remember = (key, make) => (known[key] ??= make())
-const number = (value, share) => (value === null || value === undefined ? NaN : share ? value / 1e4 : value)
+// numbers of a run (shares are held as differences), a value for each run, a curve of a run
+const valuesIn = (held, share) => held.map((sum => v => (v === null ? NaN : share ? (sum += v) / 1e4 : v))(0))
 const metricOf = name => meta.metrics.find(one => one.name == name) ?? { name, title: name, percent: false, values: {} }
 function values(name, rule) {
-  // a value for each run
-  const metric = metricOf(name)
-  const given = metric.values[rule] ?? Array(meta.runs).fill(null)
-  return remember(`${name}|${rule}`, () => given.map(value => number(value, metric.percent)))
+  const { values: byRule, percent } = metricOf(name)
+  const of = run => valuesIn(Object.values(byRule).map(held => held[run]), percent)[Object.keys(byRule).indexOf(rule)]
+  return remember(`${name}|${rule}`, () => Array.from({ length: meta.runs }, (_, run) => of(run) ?? NaN))
 }
-// the values of a curve at the steps of a run
-const curve = (one, run) => one.values[run].map(value => number(value, one.metric != "rho"))
+const curve = (one, run) => valuesIn(one.values[run], one.metric != "rho")
 const stepsOf = run => meta.steps[meta.columns.steps[run]]
 function runsWhere(data, test = () => true) {
   const part = meta.datasets.findIndex(one => one.name == data)

@@ -33,7 +33,7 @@ def lookup(
 ):  # known[name] for a mapping, else the name itself
     "Find a name, or say which names would do"
     if name in known:
-        return known[name] if isinstance(known, dict | Mapping) else name
+        return known[name] if isinstance(known, Mapping) else name
     names, wanted = [str(k) for k in known], str(name).lower()[:100]
     wanted = _NAMES["elsewhere"].get(wanted, wanted)
     score = {n: _likeness(wanted, n.lower()) for n in names}

@@ -298,7 +298,8 @@ def embedding_table(
         return [{"metric": name, "value": value, "low": np.nan, "high": np.nan} for name, value in found.items()]
     gallery = labels_gallery or {}
     if f_gallery is not None and [*gallery] != [*labels]:
-        raise ValueError(f"queries and gallery need labels of the same names; got {[*labels]} and {[*gallery]}")
+        said = f"queries and gallery need labels of the same names; got {[*labels]} and {[*gallery]}"
+        raise ValueError(f"{said}: those of the gallery may stand in a file of their own (--gallery-labels)")
     options = {"metrics": metrics, "intervals": intervals, "f_gallery": f_gallery}
     tables = {level: class_intervals(f, y, labels_gallery=gallery.get(level), **options) for level, y in labels.items()}
     return [{"level": level} | row if len(tables) > 1 else row for level, table in tables.items() for row in table]

@@ -372,7 +372,7 @@ def _inverted(folder: Path, normalize: bool) -> Path:
         import faiss
 
         share = index_recall(index, points, points, k := min(10, len(points)))
-        print(f"{file}: {index.nprobe} of {index.nlist} lists hold {share:.1%} of the {k} nearest (256 queries)")
+        print(f"{file}: {index.nprobe} of {index.nlist} lists hold {share:.1%} of the {k} nearest (a sample)")
         index = faiss.index_gpu_to_cpu(index) if faiss.get_num_gpus() else index
         write_atomically(file, lambda path: faiss.write_index(index, str(path)))
     return file

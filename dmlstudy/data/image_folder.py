@@ -54,7 +54,7 @@ def _columns(given: Sequence[str]) -> list[str]:
     return names
 
 # %% ../../nbs/48_data.image_folder.ipynb #16listed1
-def _table(place: Path) -> list[dict]:
+def _table(place: Path) -> list[tuple[int, dict]]:  # with their lines
     "The rows of a CSV file, whatever separates its columns"
     content = place.read_bytes()
     try:
@@ -63,7 +63,7 @@ def _table(place: Path) -> list[dict]:
         mark = max(",;\t", key=head.count)
         table = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
         table.fieldnames = _columns(table.fieldnames or ())
-        return [*table] or [dict.fromkeys(table.fieldnames)]
+        return [(table.line_num, row) for row in table] or [(0, dict.fromkeys(table.fieldnames))]
     except UnicodeDecodeError as error:
         raise ValueError(f"{place} is not a CSV in UTF-8, save it as one ({error})") from None
     except csv.Error as error:
@@ -75,13 +75,13 @@ def _table(place: Path) -> list[dict]:
 def _listed(place: Path, inside: bool) -> list[tuple[str, str, str, str]]:
     "The rows of a CSV file: label, path, split and visit (or nothing)"
     rows = _table(place)
-    if missing := {"image", "label"} - {*rows[0]}:
+    if missing := {"image", "label"} - {*rows[0][1]}:
         known = "; ".join(f"{name}, or {' or '.join(also)}" for name, also in _COLUMNS.items() if name in missing)
         raise ValueError(f"{place} has no column {' and no column '.join(sorted(missing))} ({known})")
-    if not any(rows[0].values()):
+    if not rows[0][0]:
         raise ValueError(f"{place} names no image")
-    lines, parted = {}, any(row.get("split") for row in rows)
-    for n, row in enumerate(rows, 2):
+    lines, parted = {}, any(row.get("split") for _, row in rows)
+    for n, row in rows:
         row |= {name: (row.get(name) or "").strip() for name in _COLUMNS}
         if not row["image"] or not row["label"]:
             raise ValueError(f"{place}, line {n}: the image or its label is missing")
@@ -96,7 +96,7 @@ def _listed(place: Path, inside: bool) -> list[tuple[str, str, str, str]]:
             raise ValueError(f"{place}, line {n}: it has no split, and others have one")
         if (first := lines.setdefault(os.path.normpath(row["image"]), n)) < n:
             raise ValueError(f"{place}, line {n}: {row['image']} stands in line {first}, too")
-    return [(row["label"], row["image"], row["split"], row["visit"]) for row in rows]
+    return [(row["label"], row["image"], row["split"], row["visit"]) for _, row in rows]
 
 # %% ../../nbs/48_data.image_folder.ipynb #16listed2
 def _seen(folder: Path) -> list[os.DirEntry]:

@@ -147,7 +147,7 @@ def drawn_folds(
 # %% ../../nbs/40_data.splits.ipynb #341727c8
 def long_tail(
     split: Split,
-    ratio: float,  # images of the largest class over those of the smallest, at least 1
+    ratio: float,  # by which the last class of a drawn order is thinned, and the others less; at least 1
     seed: int = 0,  # of the order of the classes
 ) -> Split:  # at least two images of each class
     "A training set whose classes are of very different size"
@@ -205,8 +205,7 @@ class Data:
         "Split the training classes into two parts that share no class"
         n = len(self.train.class_names)
         if not (0 <= fold < folds <= n):
-            said = f"fold must lie in 0 to {folds - 1}, and {folds} folds need as many classes"
-            raise ValueError(f"{said}; got {fold} of {n}")
+            raise ValueError(f"fold must lie in 0 to {folds - 1}, and {n} classes make {n} folds at most; got {fold}")
         low, high = n - (fold + 1) * n // folds, n - fold * n // folds
         out = torch.zeros(n, dtype=torch.bool)
         out[low:high] = True
@@ -221,6 +220,8 @@ class Data:
     ) -> "Data":  # the test classes stay
         "The same data set with other training classes and folds"
         n = classes or self.drawn
+        if classes and self.whole is not None:
+            raise ValueError(f"cross-validation chooses the classes of {self.name}: leave out their number")
         if r == 0 and n is None:
             return self
         if self.whole is not None:

@@ -26,6 +26,7 @@ from ..stats.intervals import correlation, crossed_interval
 from ..stats.sequential import LOOKS, e_value, look_interval, skewness
 from ..study.config import PROFILES, setting_of
 from ..study.plan import all_runs, jobs_of
+from ..study.records import batch_file
 from ..study.run import Run
 from ..study.search import failed_choices, unsearched
 from ..study.selection import class_hits
@@ -286,11 +287,9 @@ def verdicts_now(
     ledger: Mapping,  # as from `read_ledger`
 ) -> pd.DataFrame:  # as from `judged`
     "Return the verdicts on a set of claims by the recorded runs"
-    try:
-        values = study_records(ledger["profile"], settings=True)[1]
-    except FileNotFoundError:
-        values = pd.DataFrame(columns="dataset method setting replicate metric selection value".split())
-    return judged(ledger, values)
+    none = pd.DataFrame(columns="dataset method setting replicate metric selection value".split())
+    there = batch_file(ledger["profile"]).is_file()
+    return judged(ledger, study_records(ledger["profile"], settings=True)[1] if there else none)
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #1ad7f9f1
 def _bounds(table: pd.DataFrame, low: str, high: str) -> pd.Series:

@@ -117,7 +117,7 @@ def _pairing(loss: Loss, f: Tensor, labels: Tensor | None, positives: Tensor | N
         raise ValueError("give labels or positives, not both: positives take the place of labels")
     if labels is not None:
         check_batch(f, labels)
-        return labels.long()
+        return labels.long().contiguous()
     name, given = type(loss).__name__, positives is not None
     if given and not (loss.takes_positives or loss.takes_targets):
         raise ValueError(f"{name} needs to know each image's class: give labels instead of positives")
@@ -135,7 +135,7 @@ def check_classes(labels: Tensor, n_classes: int) -> None:
         return
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
         said = f"labels must be in 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}."
-        raise ValueError(f"{said} Make the loss with the n_classes of the training set")
+        raise ValueError(f"{said} Make the loss with the n_classes of the training set, or number its classes from 0")
 
 # %% ../../nbs/20_losses.base.ipynb #b82b464c
 def zero(f: Tensor) -> Tensor:  # scalar 0

@@ -208,7 +208,7 @@ class PNPLoss(_RankingLoss, name="pnp"):
 
 # %% ../../nbs/23_losses.ranking.ipynb #5ab0b95c
 class SupAPLoss(_RankingLoss, name="supap"):
-    """1 - a lower bound of average precision whose slope does not end where a negative is far ahead
+    """1 - a lower bound (ties aside) of the average precision of a list that begins with its query
 
     Args:
         tau: temperature of the sigmoid, in cosines

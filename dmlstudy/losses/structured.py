@@ -327,7 +327,7 @@ def _mean_weights(mask: Tensor, total: Tensor) -> Tensor:  # of the mask's shape
 
 # %% ../../nbs/22_losses.structured.ipynb #8a39b2f6
 class TupletMarginLoss(Loss, name="tuplet_margin"):
-    """Softmax of each positive, made harder by an angle, against all negatives, plus the spread of either kind of pairs
+    """Softmax of each positive, made easier by an angle, against all negatives, plus the spread of either kind of pairs
 
     Args:
         scale: of the cosines

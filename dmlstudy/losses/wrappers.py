@@ -161,8 +161,8 @@ def _cut(loss: Loss, dim: int) -> Loss:
     "A copy of a loss for the first dimensions"
     part = copy.deepcopy(loss)
     if hasattr(part, "dim"):
-        for own in part.parameters():
-            if own.ndim > 1 and own.shape[-1] == part.dim:
+        for name, own in part.named_parameters():
+            if own.ndim > 1 and own.shape[-1] == part.dim and name != "theta2":  # HIST's, of classes and hidden units
                 own.data = own.data[..., :dim].clone()
         part.dim = dim
     return part

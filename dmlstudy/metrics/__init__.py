@@ -111,7 +111,7 @@ def query_values(
         for name, (kind, k) in wanted.items():
             values[name][rows] = RETRIEVAL[kind](r, k) if kind.endswith("@k") else RETRIEVAL[kind](r)
     if equal:
-        of = f"{int(equal)} of {len(y)} queries equal a row of the gallery"
+        of = f"{int(equal)} of {len(y)} queries equal a row of the gallery to three digits"
         warnings.warn(f"{of}: leave out of the gallery what shows the query itself", stacklevel=3)
     if singletons == "skip" or lonely.all():
         values = {name: v.masked_fill(lonely, torch.nan) for name, v in values.items()}
@@ -153,8 +153,8 @@ def _spectra(f: Tensor, labels: Tensor, given: None, normalize: bool) -> dict[st
 
 _share = lambda hits: float(hits.double().mean())
 TASKS = {  # name -> function of raw embeddings, labels, what it is given and `normalize`: metric -> value
-    "queries": lambda f, y, some, on: {"recall@1": _share(y[nearest_other(f, some, on)] == y[some])},
-    "groups": lambda f, y, groups, on: {"within_recall@1": _share(hits_within(f, y, groups, on))},
+    "queries": lambda f, y, some, on: {"recall@1": _share(y[nearest_other(f, torch.as_tensor(some), on)] == y[some])},
+    "groups": lambda f, y, groups, on: {"within_recall@1": _share(hits_within(f, y, torch.as_tensor(groups), on))},
     "one_shot": lambda f, y, runs, on: {"one_shot_error": _share(one_shot_errors(f, runs, on))},
     "linear": lambda f, y, features, on: {"linear_accuracy": linear_accuracy(*features)},
     "pairs": _pairs,
@@ -242,15 +242,16 @@ def evaluate_apart(
     budget: int = 2**28,  # bytes for distances at a time
 ) -> dict[str, float]:  # name -> value; NaN where no class is in two groups
     "Measure retrieval of each image among the images of other groups"
-    names, points = {name: parse(name) for name in metrics}, as_points(f, normalize)
+    names, (f, labels, *_) = check_names(metrics, own=False), check_pair(f, labels)
+    points, labels = as_points(f, normalize), labels.unique(return_inverse=True)[1]
     pairs, pair, size = torch.stack([labels, groups], 1).unique(dim=0, return_inverse=True, return_counts=True)
     relevant = labels.bincount()[labels] - size[pair]
     k = min(len(f), max(1, *(depth(kind, k, int(relevant.max()), False) for kind, k in names.values())))
     found: dict[str, list] = {name: [] for name in names}
     for rows in (relevant > 0).nonzero()[:, 0].split(max(1, budget // (8 * len(f)))):
         distance = torch.cdist(points[rows], points, compute_mode="donot_use_mm_for_euclid_dist")
-        near = distance.masked_fill_(groups[rows][:, None] == groups, torch.inf).topk(k, largest=False)
-        hits = (labels[near.indices] == labels[rows][:, None]) & near.values.isfinite()
+        near = distance.masked_fill_(groups[rows][:, None] == groups, torch.inf).sort(stable=True)
+        hits = (labels[near.indices[:, :k]] == labels[rows][:, None]) & near.values[:, :k].isfinite()
         r = Retrieval(hits, relevant[rows], False)
         for name, (kind, number) in names.items():
             found[name].append(RETRIEVAL[kind](r, number) if kind.endswith("@k") else RETRIEVAL[kind](r))

@@ -70,13 +70,13 @@ def search_index(
 def index_recall(
     index,  # from `make_index`
     points: np.ndarray,  # the gallery that it holds, (M, D) float32
-    queries: np.ndarray,  # (N, D) float32, of which 256 are taken
+    queries: np.ndarray,  # (N, D) float32, of which at most 256 are taken
     k: int,
 ) -> float:  # 0 to 1
     "Measure which share of the k true neighbours an index finds"
     import faiss
 
-    some = np.ascontiguousarray(queries[:: -(-len(queries) // 256)])
+    some = queries[np.linspace(0, len(queries) - 1, min(256, len(queries))).astype(int)]
     pairs = zip(search_index(index, some, k)[1], faiss.knn(some, points, k)[1], strict=True)
     return float(np.mean([np.isin(exact, found).mean() for found, exact in pairs]))
 
@@ -95,7 +95,7 @@ def index_nearest(
     index = make_index(gallery, engine, k=keep)
     if progress and engine == "faiss_ivf" and len(x):
         share = index_recall(index, gallery, x, keep)
-        print(f"{engine}: {index.nprobe} of {index.nlist} lists hold {share:.1%} of the {keep} nearest (256 queries)")
+        print(f"{engine}: {index.nprobe} of {index.nlist} lists hold {share:.1%} of the {keep} nearest (a sample)")
     with tqdm(total=len(x), desc="neighbours", unit="query", delay=4, leave=False, disable=not progress) as bar:
         for part in torch.arange(len(x)).split(max(1, min(8192, budget // (16 * keep)))):
             found = torch.from_numpy(search_index(index, x[part[0] : part[-1] + 1], keep)[1])

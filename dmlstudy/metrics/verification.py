@@ -49,12 +49,11 @@ def draw_pairs(
     "As many pairs of one class as of two, in parts that share no class"
     size = np.bincount(labels)
     first, order, many = np.cumsum(size) - size, np.argsort(labels, kind="stable"), np.flatnonzero(size > 1)
-    folds = min(folds, len(many) // 2)
-    if folds < 2:
-        raise ValueError(f"to draw pairs takes 4 classes of two or more images; there are {len(many)}")
+    if (parts := min(folds, len(many) // 2)) < 2:
+        raise ValueError(f"to draw pairs takes 4 classes of two or more images, 2 folds; got {len(many)}, {folds}")
     other = lambda i, n: (i + rng.integers(1, n, _EACH)) % n  # any but i
     pairs = []
-    for part in np.array_split(rng.permutation(many), folds):
+    for part in np.array_split(rng.permutation(many), parts):
         a, c = (rng.integers(len(part), size=_EACH) for _ in range(2))
         i, x = rng.integers(size[part[a]]), rng.integers(size[part[c]])
         same = part[a], i, part[a], other(i, size[part[a]])
@@ -62,7 +61,7 @@ def draw_pairs(
         different = part[c], x, b, rng.integers(size[b])
         for one, (p, i, q, j) in ((1, same), (0, different)):
             pairs.append(np.stack([order[first[p] + i], order[first[q] + j], np.full(_EACH, one)], 1))
-    return np.concatenate(pairs), np.arange(folds).repeat(2 * _EACH)
+    return np.concatenate(pairs), np.arange(parts).repeat(2 * _EACH)
 
 # %% ../../nbs/34_metrics.verification.ipynb #32a044bd
 def _given_pairs(pairs: Sequence, n: int, folds: int) -> tuple[np.ndarray, np.ndarray]:  # as from `draw_pairs`

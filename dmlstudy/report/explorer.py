@@ -80,11 +80,13 @@ def explored_parts(
 # %% ../../nbs/91_report.explorer.ipynb #0cca2e14
 def rounded(
     values: Iterable[float],
-    share: bool,  # of 1: written in hundredths of a point
+    share: bool,  # of 1: written in hundredths of a point, each less the one before it
 ) -> list[float | None]:  # None: missing
     "Numbers as the page holds them"
     plain = (lambda v: round(1e4 * v)) if share else lambda v: float(f"{v:.3g}")
-    return [plain(v) if np.isfinite(v) else None for v in values]
+    held = [plain(v) if np.isfinite(v) else None for v in values]
+    left = iter(np.diff([0, *(v for v in held if v is not None)]).tolist())
+    return [next(left) if share and v is not None else v for v in held]
 
 # %% ../../nbs/91_report.explorer.ipynb #28b6b4a0
 def compressed(data: Mapping) -> str:
@@ -110,14 +112,14 @@ def metric_words(
 # %% ../../nbs/91_report.explorer.ipynb #438088c1
 def value_columns(
     records: Sequence[Mapping],
-) -> list[dict]:  # as from `metric_words`, and values: rule -> a number for each run
+) -> list[dict]:  # as from `metric_words`, and values: rule -> a number for each run, as from `rounded` over the rules
     "Metrics under all rules"
-    found = {rule: [selected(record, rule) for record in records] for rule in SELECTIONS}
-    names = {name for values in found.values() for own in values for name in own}
+    runs = [[selected(record, rule) for rule in SELECTIONS] for record in records]
+    names = {name for run in runs for own in run for name in own}
     metrics = [metric_words(name) for name in _WORDS["metrics"] if name in names]
     for m in metrics:
-        columns = {rule: [own.get(m["name"], np.nan) for own in values] for rule, values in found.items()}
-        m["values"] = {rule: rounded(values, m["percent"]) for rule, values in columns.items()}
+        each = [rounded([own.get(m["name"], np.nan) for own in run], m["percent"]) for run in runs]
+        m["values"] = dict(zip(SELECTIONS, zip(*each, strict=True), strict=True))
     return metrics
 
 # %% ../../nbs/91_report.explorer.ipynb #8a26f5b0

@@ -42,7 +42,7 @@ def make_sampler(
         batch_size: images in a batch
         seed: of all draws
         hyperparameters: the sampler's own, such as samples_per_class
-            spc(samples_per_class=2, replacement=True, short='repeat', batches=None)  Zhang et al., 2020
+            spc(samples_per_class=2, replacement=True, short='repeat', batches=None)  Roth et al., 2020
             spc_r(samples_per_class=2, batches=None)
             gc(samples_per_class=2, bank=None, dim=None, big_batch=1024, variant='corrected', refresh='epoch', project_dim=None, batches=None)
             ddm(candidates=10, samples_per_class=2, bank=None, dim=None, big_batch=1024, variant='corrected', refresh='epoch', project_dim=None, batches=None)

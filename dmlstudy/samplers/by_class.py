@@ -242,8 +242,7 @@ class SPCRSampler(LabelSampler):
         batches: int | None = None,  # batches in an epoch; None: N // b
     ):
         super().__init__(labels, batch_size, seed, samples_per_class, batches)
-        if batch_size < 2:
-            raise ValueError(f"SPC-R needs batches of at least 2 images; got {batch_size}")
+        check_numbers(self, least=2, batch_size=batch_size)
 
     def batch(self, epoch: int, i: int) -> Tensor:  # (b,)
         "Batch i of an epoch"

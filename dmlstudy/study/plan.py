@@ -96,7 +96,8 @@ def jobs_of(
         own = p.experiments.get(experiment, {})
         for seed, replicate in _draws(p, own, seeds, replicates):
             for dataset in datasets or own.get("datasets", p.datasets):
-                chosen = methods if datasets else _with_protocol(p, dataset, methods)
+                has = lambda m, d=dataset: datasets or p.methods or METHODS[m].protocol in p.by_dataset[d]
+                chosen = [*filter(has, methods)]  # those that the papers have on it, where they say which
                 if chosen or not methods:
                     rows = "; ".join(chosen) or None
                     jobs.append(Job(experiment, profile, dataset, seed, rows, strict_data, replicate))
@@ -125,11 +126,6 @@ def _draws(p: Profile, own: Mapping, seeds: Sequence[int], replicates: Sequence[
     if seeds or not drawn:
         return [(seed, replicate) for replicate in replicates or [0] for seed in seeds or own.get("seeds", p.seeds)]
     return [(None, replicate) for replicate in drawn]
-
-
-def _with_protocol(p: Profile, dataset: str, methods: Sequence[str]) -> list[str]:
-    "Those of the methods that have a protocol on a data set, where it is the papers' that say which have"
-    return [m for m in methods if p.methods or METHODS[m].protocol in p.by_dataset[dataset]]
 
 # %% ../../nbs/67_study.plan.ipynb #91ask001
 def asked_by(

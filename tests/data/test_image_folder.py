@@ -2,8 +2,11 @@
 
 import os
 import re
+import shutil
+import subprocess
 import sys
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -42,6 +45,17 @@ def test_the_plan_says_what_is_in_a_folder(photos, capsys):
     assert "left out: colour 0/0.jpg (the only image of its class)" in told
     assert "all   10 classes, 50 images (5 to 5 a class, median 5)" in told and "left out: colour 3/broken.jpg" in told
     assert "pictures that are in two classes: 0" in told and "20 runs on 1 workers" in told
+
+
+@pytest.mark.slow
+def test_a_folder_needs_no_clone(photos):
+    """The package alone, with no notebooks beside it, as pip installs it."""
+    shutil.copytree(Path(cli.__file__).parent, photos / "site/dmlstudy")
+    words = ["run", "--datasets", "folder:photos", "--seeds", "0", "--jobs", "1", "--dry-run"]
+    call = [sys.executable, "-c", "import sys, dmlstudy; sys.exit(dmlstudy.main())", *words]
+    env = {**os.environ, "PYTHONPATH": str(photos / "site"), "DMLSTUDY_ROOT": str(photos)}
+    done = subprocess.run(call, cwd=photos, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "20 runs on 1 workers" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("steps", sample([4, None], [4]))  # None: those of the profile
@@ -262,6 +276,7 @@ def test_names_that_are_not_utf_8_and_pictures_in_lab_end_nothing(tmp_path, caps
         ('image,label\na.jpg,x\n"b.jpg,x\nc.jpg,x\n', "line 3: a quotation mark is opened and not closed"),
         ("image;label\na.jpg;\n", "line 2: the image or its label is missing"),
         ("image\tlabel\n\tx\n", "line 2: the image or its label is missing"),
+        ("image,label\n\n\na.jpg,x\nb.jpg,\n", "line 5: the image or its label is missing"),
     ],
 )
 def test_lists_of_other_programs_are_read(tmp_path, text, said):

@@ -1,5 +1,6 @@
 """Parts of a data set share no class, and draws differ: each test fails for a wrong neighbour."""
 
+import pytest
 import torch
 
 from dmlstudy.data.splits import Data, Split, drawn_classes, drawn_folds, first_of_each_class, long_tail, wrong_labels
@@ -48,3 +49,12 @@ def test_a_long_tail_is_drawn_anew():
         kept = split.counts().sort(descending=True).values
         assert kept.tolist() == [round(size) for size in sizes] and split.labels.equal(split.images % 20)
     assert len({tuple(split.counts().tolist()) for split in found}) == 3
+
+
+def test_parts_of_cross_validation_have_their_classes():
+    split = Split(torch.zeros(24, 1, 2, 2, dtype=torch.uint8), torch.arange(24) // 2, [*"abcdefghijkl"])
+    data = Data("mine", split, split, whole=split)
+    assert [len(data.replicate(r).train.class_names) for r in (1, 4)] == [9, 9] and data.replicate(0) is data
+    for r in (0, 1):
+        with pytest.raises(ValueError, match="cross-validation chooses the classes of mine"):
+            data.replicate(r, 3)

@@ -129,3 +129,12 @@ def test_losses_and_regularizers_where_no_gradient_is_recorded(mode):
         assert value.requires_grad == any(p.requires_grad for p in frozen.parameters()), name
         if value.requires_grad:
             value.backward()
+
+
+def test_a_regulariser_of_a_bad_batch_is_not_finite():
+    """A value that looks sound would hide a network that has diverged."""
+    f = torch.randn(8, 6, generator=generator(0, "bad")).index_fill(0, torch.tensor(2), math.nan)
+    for name in REGULARIZERS:
+        reg = make_regularizer(name)
+        assert not reg(f, LABELS).isfinite(), name
+        assert not reg(torch.full_like(f, math.nan), LABELS).isfinite(), name

@@ -600,3 +600,10 @@ def test_add_ons_beside_any_loss():
     assert {*parts} == {"loss", *terms} and total.item() == pytest.approx(sum(v.item() for v in parts.values()))
     with pytest.raises(ValueError, match="call it with labels"):
         make_regularizer("threshold_consistent")(f)
+
+
+def test_parts_of_hist_keep_its_graph_though_it_is_as_wide_as_the_embedding():
+    loss = matryoshka(make_loss("hist", 4, 512, lam=1.0), (256, 512))
+    f = torch.randn(8, 512, generator=generator(0, "hist")).requires_grad_()
+    loss(f, torch.arange(8) // 2).backward()
+    assert f.grad.isfinite().all() and f.grad.abs().max() > 0

@@ -36,7 +36,7 @@ def test_relevance_and_values_of_each_query_take_the_same_way():
 def test_recall_of_lists_is_measured_and_printed(capsys):
     score = evaluate(F, LABELS, ["recall@1"], engine="faiss_ivf")["recall@1"]
     said = capsys.readouterr().out
-    assert said.startswith("faiss_ivf: 8 of 102 lists hold ") and "of the 2 nearest (256 queries)" in said
+    assert said.startswith("faiss_ivf: 8 of 102 lists hold ") and "of the 2 nearest (a sample)" in said
     assert evaluate(F, LABELS, ["recall@1"], engine="faiss_ivf", progress=False)["recall@1"] == score
     assert capsys.readouterr().out == ""
     shares = [index_recall(make_index(F, probes=probes), F, F, 10) for probes in (1, 4, 16, 102)]
@@ -78,3 +78,15 @@ def test_a_gpu_gives_what_the_processor_gives():
         pytest.skip("this faiss has no GPU")
     f, y = torch.from_numpy(F).cuda(), torch.from_numpy(LABELS).cuda()
     assert evaluate(f, y, NAMES, engine="faiss") == pytest.approx(evaluate(F, LABELS, NAMES), abs=1e-3)
+
+
+def test_at_most_256_queries_measure_an_index(monkeypatch):
+    import faiss
+
+    taken = []
+    knn = lambda some, *rest: taken.append(len(some)) or whole(some, *rest)
+    whole = faiss.knn
+    monkeypatch.setattr(faiss, "knn", knn)
+    for n in (1, 255, 256, 257, 600, 4000):
+        index_recall(make_index(F), F, F[:n], 3)
+    assert taken == [1, 255, 256, 256, 256, 256]

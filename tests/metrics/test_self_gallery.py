@@ -8,7 +8,7 @@ import torch
 
 from dmlstudy.core.random import generator
 from dmlstudy.custom.embedding_files import class_intervals
-from dmlstudy.metrics import evaluate
+from dmlstudy.metrics import evaluate, evaluate_apart
 from dmlstudy.metrics.geometry import inter, intra, ratio
 from dmlstudy.metrics.retrieval import retrieve
 
@@ -64,7 +64,7 @@ def test_other_ways_to_ask_leave_the_query_out_too():
     ids=["copy", "part", "longer", "some", "other labels", "sixteen bits", "second pass"],
 )
 def test_equal_rows_of_a_gallery_are_warned_of(f, gallery, labels, count):
-    said = rf"^{count} of {len(f)} queries equal a row of the gallery: leave out"
+    said = rf"^{count} of {len(f)} queries equal a row of the gallery to three digits: leave out"
     with pytest.warns(UserWarning, match=said):
         evaluate(f, LABELS[: len(f)], NAMES, gallery, labels)
 
@@ -114,3 +114,26 @@ def test_distances_of_no_pair_are_nan_and_a_ratio_says_why():
         assert scores["intra"] > 0.1 and scores["inter"] < 1e-8 and math.isnan(scores["ratio"])
     apart = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     assert evaluate(apart, np.array([0, 0, 1, 1]), ["ratio"]) == {"ratio": 0.0}
+
+
+def test_apart_from_its_group_an_image_is_searched_as_everywhere_else():
+    """NaN is refused, a metric that is none or needs classes named, and of equal points the first one is nearest."""
+    groups = torch.arange(60) % 4
+    with pytest.raises(ValueError, match="hold NaN or infinity; first rows: 7"):
+        evaluate_apart(F.index_fill(0, torch.tensor(7), math.nan), LABELS, groups)
+    with pytest.raises(ValueError, match="with a gallery only retrieval metrics"):
+        evaluate_apart(F, LABELS, groups, ["nmi"])
+    rng = np.random.default_rng(0)
+    for f in (torch.ones(60, 2), *torch.from_numpy(rng.integers(1, 4, (20, 60, 2))).float()):
+        d = (f[:, None] - f).square().sum(2)  # of small whole numbers: exact
+        d[groups[:, None] == groups] = math.inf
+        first = LABELS[[int(np.argmin(row)) for row in d.numpy()]]  # the first of the smallest
+        assert evaluate_apart(f, LABELS - 3, groups, ["recall@1"], normalize=False) == {
+            "recall@1": float((first == LABELS).double().mean())
+        }
+
+
+def test_tasks_take_arrays():
+    tasks = {"queries": np.arange(5), "groups": np.zeros(60, int)}
+    same = {"queries": torch.arange(5), "groups": torch.zeros(60, dtype=int)}
+    assert evaluate(F, LABELS, ["rho"], tasks=tasks) == evaluate(F, LABELS, ["rho"], tasks=same)

@@ -72,3 +72,8 @@ def test_a_list_whose_parts_share_classes_in_either_place_has_no_interval(rng):
             pairs = same + [(*(4 * c, 4 * (across(c) % 60) + 2)[::turn], 0) for c in range(60)]
             found = verification(f, y, pairs)
             assert np.isnan(found["low"]) == np.isnan(found["high"]) == (across(6) == 5)
+
+
+def test_one_fold_is_no_lack_of_classes():
+    with pytest.raises(ValueError, match="takes 4 classes of two or more images, 2 folds; got 20, 1"):
+        draw_pairs(np.arange(60) // 3, 1, np.random.default_rng(0))

@@ -67,6 +67,17 @@ def test_every_experiment_is_asked_by_a_question():
     assert all(experiment in PROFILES[name].experiments for name, experiment in named)
 
 
+def test_questions_that_pages_name_are_there():
+    pages = [*ROOT.glob("*.md"), ROOT / "nbs/index.ipynb", ROOT / "nbs/article.ipynb", *ROOT.glob("nbs/tutorials/*")]
+    named = [
+        q
+        for p in pages
+        for words in re.findall(r"--questions ((?:\w+ )*\w+)[` ]", p.read_text())
+        for q in words.split()
+    ]
+    assert {"roth_samplers", "omniglot_few"} < {*named} and {*named} <= {*QUESTIONS}, {*named} - {*QUESTIONS}
+
+
 @each("name, path", {p.stem: p for p in NOTEBOOKS})
 def test_a_question_asks_for_what_it_reads(name, path, cells):
     """Its first cell asks in its own name, and each sweep that it reads is among what is asked."""

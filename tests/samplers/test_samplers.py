@@ -516,3 +516,11 @@ def test_the_size_of_embeddings_does_not_change_which_candidate_frd_takes(size):
     at = torch.stack([torch.randperm(96, generator=generator(i, "size"))[:24] for i in range(10)])
     expected = frechet_distances(x, at)
     assert torch.equal(frechet_distances(size * x, at) / size**2, expected)
+
+
+def test_a_distribution_takes_two_images():
+    for name in ("ddm", "frd"):
+        with pytest.raises(ValueError, match="batch_size of the .* at least 2; got 1"):
+            make_sampler(name, torch.arange(40) // 4, 1, samples_per_class=1, dim=8, big_batch=20)
+    with pytest.raises(ValueError, match="the batch of 80 .at most that. and the 40 images there are"):
+        make_sampler("gc", torch.arange(40) // 4, 80, batches=3, dim=8, big_batch=20)
