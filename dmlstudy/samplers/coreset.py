@@ -175,7 +175,7 @@ class EmbeddedSampler(_PlannedSampler):
         if len(self.bank) != n:
             raise ValueError(f"the bank holds {len(self.bank)} images, the labels are of {n}")
         if not batch_size <= big_batch <= n or big_batch % samples_per_class:
-            said = f"big_batch must lie between the batch of {batch_size} and the {n} images there are (no batch is larger),"
+            said = f"big_batch must lie between the batch of {batch_size} and the {n} images there are,"
             raise ValueError(f"{said} and be a multiple of {samples_per_class}; got {big_batch}")
         check_numbers(self, least=1, whole=True, none=True, project_dim=project_dim)
         self.variant = lookup("variant", variant, ("corrected", "published"))

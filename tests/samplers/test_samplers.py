@@ -522,5 +522,5 @@ def test_a_distribution_takes_two_images():
     for name in ("ddm", "frd"):
         with pytest.raises(ValueError, match="batch_size of the .* at least 2; got 1"):
             make_sampler(name, torch.arange(40) // 4, 1, samples_per_class=1, dim=8, big_batch=20)
-    with pytest.raises(ValueError, match="the batch of 80 and the 40 images there are .no batch is larger"):
+    with pytest.raises(ValueError, match="the batch of 80 and the 40 images there are"):
         make_sampler("gc", torch.arange(40) // 4, 80, batches=3, dim=8, big_batch=20)
