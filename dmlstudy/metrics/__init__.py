@@ -250,8 +250,9 @@ def evaluate_apart(
     found: dict[str, list] = {name: [] for name in names}
     for rows in (relevant > 0).nonzero()[:, 0].split(max(1, budget // (8 * len(f)))):
         distance = torch.cdist(points[rows], points, compute_mode="donot_use_mm_for_euclid_dist")
-        near = distance.masked_fill_(groups[rows][:, None] == groups, torch.inf).sort(stable=True)
-        hits = (labels[near.indices[:, :k]] == labels[rows][:, None]) & near.values[:, :k].isfinite()
+        keys = distance.masked_fill_(groups[rows][:, None] == groups, torch.inf).view(torch.int32).long() << 32
+        near = (keys | torch.arange(len(f), device=f.device)).topk(k, largest=False).values & (2**32 - 1)
+        hits = (labels[near] == labels[rows][:, None]) & (groups[near] != groups[rows][:, None])
         r = Retrieval(hits, relevant[rows], False)
         for name, (kind, number) in names.items():
             found[name].append(RETRIEVAL[kind](r, number) if kind.endswith("@k") else RETRIEVAL[kind](r))

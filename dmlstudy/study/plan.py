@@ -96,8 +96,7 @@ def jobs_of(
         own = p.experiments.get(experiment, {})
         for seed, replicate in _draws(p, own, seeds, replicates):
             for dataset in datasets or own.get("datasets", p.datasets):
-                has = lambda m, d=dataset: datasets or p.methods or METHODS[m].protocol in p.by_dataset[d]
-                chosen = [*filter(has, methods)]  # those that the papers have on it, where they say which
+                chosen = [m for m in methods if datasets or p.methods or METHODS[m].protocol in p.by_dataset[dataset]]
                 if chosen or not methods:
                     rows = "; ".join(chosen) or None
                     jobs.append(Job(experiment, profile, dataset, seed, rows, strict_data, replicate))
