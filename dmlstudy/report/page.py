@@ -237,8 +237,7 @@ def _small(file: Path) -> str:  # base64 of a WebP
     with Image.open(file) as picture:
         picture.thumbnail((1050, 2700))
         picture = picture.convert("RGB")
-    few = [min((0, 120, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)]  # sharp and small
-    small = picture.point(few * 3)
+    small = picture.point([min((0, 120, 233, 255), key=lambda at, v=v: abs(at - v)) for v in range(256)] * 3)  # sharp
     if max(ImageStat.Stat(ImageChops.difference(picture, small)).mean) > 8:  # a heat map, photographs
         small = picture.quantize(64, dither=Image.Dither.NONE).convert("RGB")
     small.save(out := io.BytesIO(), "WEBP", lossless=True, quality=90)
@@ -255,7 +254,8 @@ def _entry(profile: str, known: Mapping[str, str], about: str) -> dict:
         text = table.read_text(encoding="utf-8").replace("(../", "(")
         first, *more = re.split(r"^## ", text.partition("\n")[2], flags=re.M)
         out["table"] = html(first)
-        out["folded"] = [(part.partition("\n")[0].replace("`", ""), html(part.partition("\n")[2])) for part in more]
+        parts = [part.partition("\n") for part in more if not part.startswith("Rule `window`")]  # those are in its file
+        out["folded"] = [(name.replace("`", ""), html(rest)) for name, _, rest in parts]
     if (picture := place / f"figures/{stem}.png").exists():
         out |= {"full": f"figures/{stem}.png", "picture": _small(picture)}
     return out

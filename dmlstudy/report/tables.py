@@ -149,6 +149,7 @@ def published(
 
 # %% ../../nbs/85_report.tables.ipynb #7dd6009a
 NAMES = {"grocery": "Grocery Store", "cub200": "CUB200-2011", "cars196": "CARS196", "sop": "SOP", "inshop": "In-shop"}
+NAMES["cars196_crops"] = "CARS196, cropped"
 
 
 def name_of(
@@ -156,9 +157,8 @@ def name_of(
     between: str = " ",  # say a line break, over a narrow panel
 ) -> str:  # such as "glyphs_fine (proxy for CUB200-2011)"
     "Return the name of a data set for tables and panels"
-    if dataset not in ROLES:
-        return NAMES.get(dataset, dataset)
-    return f"{dataset}{between}(proxy for {NAMES[role(dataset)]})"
+    proxy = f"{dataset}{between}(proxy for {NAMES.get(role(dataset))})"
+    return proxy if dataset in ROLES else NAMES.get(dataset, dataset)
 
 
 def join_published(
@@ -250,7 +250,7 @@ def source_note(
     return text + (f" **{n} They cannot be compared with reported numbers.**" if (n := data_note(records)) else "")
 
 # %% ../../nbs/85_report.tables.ipynb #21ec5a44
-_WIDEST = 10  # columns that fit on a page
+_WIDEST = 11  # columns that fit on a page
 
 
 def _pages(table: pd.DataFrame, columns: Mapping, rows: Sequence[str], rule: str) -> list[pd.DataFrame]:
