@@ -118,7 +118,7 @@ def _vectors(table, file: Path, labels: Mapping, dimensions: Sequence[str], say:
 # %% ../../nbs/92_custom.embedding_files.ipynb #vectors2
 def read_embeddings(
     file: str | Path,  # .npy, .npz, .csv, .tsv, .parquet
-    columns: Sequence[str] = (),  # of a table: its labels, a level each; none: label or class
+    columns: Sequence[str] = (),  # its labels, a level each; none: label or class, of an .npz labels
     dimensions: Sequence[str] = (),  # of a table: its dimensions, such as d0 or d*; none: `vector_columns` chooses
     say: Callable[[str], None] = lambda text: None,  # hears which columns are dimensions
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # (N, D); level -> labels (N,), as far as the file has some
@@ -127,8 +127,8 @@ def read_embeddings(
     if isinstance(found, np.ndarray):
         return found, {}
     if isinstance(found, Mapping):
-        lookup("array of the file", "embeddings", found)
-        return found["embeddings"], _by_level(found["labels"]) if "labels" in found else {}
+        y = {name: found[name] for name in columns or ["labels"] if name in found}  # others may be in a file of labels
+        return lookup("array of the file", "embeddings", found), y if columns or not y else _by_level(y["labels"])
     labels = _levels(found, columns)
     return _vectors(found, Path(file), labels, dimensions, say), labels
 
@@ -139,13 +139,13 @@ def _by_level(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 def read_labels(
     file: str | Path,  # .npy, .npz, .csv, .tsv, .parquet
-    columns: Sequence[str] = (),  # of a table: its labels, a level each; none: label or class, or the only column
+    columns: Sequence[str] = (),  # a level each; none: label or class, or the only column; of an .npz labels
 ) -> dict[str, np.ndarray]:  # level -> labels, (N,)
     "Labels of a file, one level or a hierarchy"
     found = _contents(file)
     if isinstance(found, Mapping):
-        lookup("array of the file", "labels", found)
-        return _by_level(found["labels"])
+        own = {name: lookup("array of the file", name, found) for name in columns}
+        return own or _by_level(lookup("array of the file", "labels", found))
     if isinstance(found, np.ndarray):
         return _by_level(found)
     only = found.columns[0] if len(found.columns) == 1 else None

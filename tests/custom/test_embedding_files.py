@@ -101,6 +101,21 @@ def test_every_format_gives_the_same_table(files, capsys):
     assert "has no labels: name a file of them, or a column with --label" in capsys.readouterr().err
 
 
+def test_labels_of_arrays_are_named_as_columns_are(files, capsys):
+    f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
+    np.savez(files / "levels.npz", embeddings=f, labels=np.roll(y, 1), kind=y)
+    np.savez(files / "kinds.npz", kind=y)
+    metrics = ["--metrics", "recall@1"]
+    first = told([files / "f.npy", files / "y.npy", *metrics], capsys)
+    assert told([files / "levels.npz", *metrics], capsys) != first
+    assert told([files / "levels.npz", "--label", "kind", *metrics], capsys) == first
+    assert told([files / "f.npy", files / "kinds.npz", "--label", "kind", *metrics], capsys) == first
+    assert cli.main(["evaluate", str(files / "levels.npz"), "--label", "color"]) == 2
+    assert "has no labels: name a file of them, or a column with --label" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(files / "f.npy"), str(files / "kinds.npz")]) == 2
+    assert "array of the file" in capsys.readouterr().err
+
+
 def test_numbering_is_no_dimension_unless_it_is_named(files, capsys):
     f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
     table = pd.DataFrame(f, columns=[f"d{i}" for i in range(8)]).assign(label=y)
