@@ -69,9 +69,13 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.study.search import unsearched
 
     args.profile = args.profile or _usual_profile(args)
-    if args.resources and not args.scheduler:
-        raise ValueError("--resources goes with --scheduler")
-    if args.extend or any(map(is_folder, args.datasets)):
+    folders = "folder:DIR" if any(map(is_folder, args.datasets)) else ""
+    needs = {"resources": ("--scheduler", args.scheduler), "replace": ("--fresh", args.fresh)}
+    needs |= {"against": ("--extend", args.extend)} | dict.fromkeys(("size", "keep_aspect"), ("folder:DIR", folders))
+    for name, (other, there) in needs.items():
+        if getattr(args, name) and not there:
+            raise ValueError(f"--{name.replace('_', '-')} goes with {other}")
+    if args.extend or folders:
         return _run_own(args)
     notebooks()  # without them nothing can be drawn, and nothing is written
     jobs, began = _asked_jobs(args), time.perf_counter()
@@ -114,8 +118,7 @@ def _print_changes(found: dict, n: int) -> None:  # as from `take_fresh`
         print(f"  {run}")
         print(*(f"    {name}: differs by up to {value:.3g}" for name, value in values.items()), sep="\n")
     if other:
-        stays = "what was recorded stays; --replace takes the new ones"
-        print(f"{other} of them on another processor than before: {stays}")
+        print(f"{other} of them on another processor: what was recorded stays; --replace takes the new ones")
 
 # %% ../nbs/99_cli.ipynb #9b411e96
 def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = (), extend: str | None = None) -> list:
@@ -159,6 +162,8 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
     if folders:
         args.profile = "photos" if args.profile == "glyphs" else args.profile
         args.seeds = args.seeds or ["0-1"]  # rounds over four parts of the classes
+        if args.replicates:
+            raise ValueError("folders of images have rounds in place of replicates: say which with --seeds")
     for name in folders:
         with warnings.catch_warnings(action="ignore"):  # the summary names what was left out
             print(folder_summary(load_folder(name)))
@@ -263,8 +268,7 @@ def _print_comparison(args: argparse.Namespace, methods: list, datasets: list, s
     elif methods and not table["yours"].any():
         print("No custom method was trained, so there is nothing to compare")
     elif not table.empty:
-        shown = compare.shown_comparison(table, compare.SIZE).to_string(index=False)
-        print(shown, *verdicts(table), sep="\n")
+        print(compare.shown_comparison(table, compare.SIZE).to_string(index=False), *verdicts(table), sep="\n")
         if not table["baseline"].any():
             print(f"Nothing to compare with: {_NO_ROWS.format(args.profile, outputs())} --methods 'Mine; Softmax'")
         print(*compare.write_comparison_of(table, args.profile), sep="\n")
@@ -467,11 +471,11 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
     return 0
 
 # %% ../nbs/99_cli.ipynb #f1d0c003
-def _serve(model, port: int, k: int) -> int:  # exit status
+def _serve(model, *how) -> int:  # exit status
     "A page of this machine, until Ctrl-C"
     from dmlstudy.custom.serve import serve
 
-    with serve(model, port, k) as server, suppress(KeyboardInterrupt):
+    with serve(model, *how) as server, suppress(KeyboardInterrupt):
         page = f"http://127.0.0.1:{server.server_address[1]}/"
         print(f"{page} shows what is nearest to a picture; Ctrl-C ends it", flush=True)
         server.serve_forever()
@@ -487,7 +491,9 @@ def _search(args: argparse.Namespace) -> int:  # exit status
         raise ValueError(f"--k is the number of images to find, 1 or more; got {args.k}")
     model = load(args.model)
     if args.serve:
-        return _serve(model, args.port, args.k)
+        if args.image or args.picture:
+            raise ValueError("--serve opens a page to drop images on: leave out images and --picture")
+        return _serve(model, args.port, args.k, args.engine)
     if not args.image:
         raise ValueError("name images to find the nearest to, or give --serve for a page in a browser")
     found = find(model, [*dict.fromkeys(args.image)], args.k, args.engine)

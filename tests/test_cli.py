@@ -35,6 +35,19 @@ def call(tmp_path, monkeypatch, capsys):
     return call
 
 
+def test_an_option_that_nothing_would_hear_is_refused(call, tmp_path):
+    """Each with what it goes with."""
+    unheard = {"--resources GPU=1": "--scheduler", "--replace": "--fresh", "--against Softmax": "--extend"}
+    unheard |= {"--size 224": "folder:DIR", "--keep-aspect": "folder:DIR"}
+    for words, other in unheard.items():
+        status, _, complaint = call("run", "--profile", "smoke", "--dry-run", *words.split())
+        assert status == 2 and f"{words.split()[0]} goes with {other}" in complaint, words
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    (tmp_path / "photos/cat/1.jpg").touch()
+    status, _, complaint = call("run", "--datasets", f"folder:{tmp_path / 'photos'}", "--replicates", "1", "--dry-run")
+    assert status == 2 and "say which with --seeds" in complaint
+
+
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_help(call, command):
     status, told, _ = call(*command.split(), "--help")

@@ -96,8 +96,7 @@ def shown_comparison(
             line[f"Δ {METRIC_WORDS[metric]} (points)"] = effect_text(row, metric, delta)
         best = [METRIC_WORDS[m] for m in METRIC_WORDS if row.get(column(m, "may be best"), False)]
         line |= {"may be best by": ", ".join(best)} | {n: f"{row[n]:.1f}" for n in table if n.startswith("apart ")}
-        more = {row["unit"]: row["seeds"], "initial network kept": row["start kept"] or ""}
-        rows.append(line | more)
+        rows.append(line | {row["unit"]: row["seeds"], "initial network kept": row["start kept"] or ""})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/93_custom.compare.ipynb #85bd2cd5

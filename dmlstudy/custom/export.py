@@ -166,7 +166,8 @@ def keep_model(
     for ending, program in exported(run, weights, normalize).items():
         write_atomically(folder / f"model.{ending}", program)
     write_atomically(folder / "README.md", page(card))
-    write_atomically(folder / "card.json", json.dumps(card, indent=1) + "\n")
+    plain = json.loads(json.dumps(card), parse_constant=lambda name: None)  # NaN is no JSON
+    write_atomically(folder / "card.json", json.dumps(plain, indent=1) + "\n")
     return card
 
 # %% ../../nbs/95_custom.export.ipynb #75dbb356

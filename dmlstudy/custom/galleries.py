@@ -132,8 +132,7 @@ def norm_histogram(
 def _taken(f: Tensor | np.ndarray, labels: Sequence) -> pd.DataFrame:  # a row an image: class, taken
     "The class of each image, and that of its nearest neighbour"
     names, y = np.unique(np.asarray(labels), return_inverse=True)
-    index = retrieve(f, y, 1).neighbours[:, 0].cpu().numpy()
-    return pd.DataFrame({"class": names[y], "taken": names[y[index]]})
+    return pd.DataFrame({"class": names[y], "taken": names[y[retrieve(f, y, 1).neighbours[:, 0].cpu().numpy()]]})
 
 
 def worst_classes(

@@ -94,7 +94,7 @@ class _Finder(_Handler):
             try:
                 with self.server.one_at_a_time:
                     f = model.embed([open_image(file)])
-                    distances, rows, copies = nearest_others(model, f, [file], self.server.k)
+                    distances, rows, copies = nearest_others(model, f, [file], *self.server.how)
             except ValueError as error:
                 return self.refuse(str(error).replace(str(file), "you dropped"), 400)
         names, cut = model.names(), model.card["verification"] or {}
@@ -113,6 +113,7 @@ def serve(
     model,  # as from `dmlstudy.custom.export.load`
     port: int = 8765,  # 0: any that is free
     k: int = SHOWN,  # images to find
+    engine: str = "exact",  # as for `Kept.nearest`
 ) -> ThreadingHTTPServer:  # on 127.0.0.1; `serve_forever` begins
     "A server of one page, for this machine alone"
     try:
@@ -121,6 +122,6 @@ def serve(
         raise ValueError(f"port {port} cannot be used here ({error.strerror}): give another --port") from None
     server.daemon_threads, server.one_at_a_time = True, threading.Lock()
     cut = threshold_said(model.card["verification"])
-    server.model, server.k = model, k
+    server.model, server.how = model, (k, engine)
     server.about = f"{len(model.names()):,} images of {model.card['images']}, by {model.card['method']}. {cut}"
     return server

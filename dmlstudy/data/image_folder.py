@@ -59,8 +59,7 @@ def _table(place: Path) -> list[tuple[int, dict]]:  # with their lines
     content = place.read_bytes()
     try:
         text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-        head = text.partition("\n")[0]
-        mark = max(",;\t", key=head.count)
+        mark = max(",;\t", key=text.partition("\n")[0].count)
         table = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
         table.fieldnames = _columns(table.fieldnames or ())
         return [(table.line_num, row) for row in table] or [(0, dict.fromkeys(table.fieldnames))]

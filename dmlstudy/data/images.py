@@ -268,8 +268,7 @@ def unreadable(files: Files) -> dict[str, str]:  # path -> what is wrong
             return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(min(8, cores())) as pool:
-        found = zip(files.paths, pool.map(trouble, files.paths), strict=True)
-        return {path: wrong for path, wrong in found if wrong}
+        return {path: wrong for path, wrong in zip(files.paths, pool.map(trouble, files.paths), strict=True) if wrong}
 
 # %% ../../nbs/41_data.images.ipynb #b80dccf6
 def _remembered(file: Path) -> dict[str, str] | None:  # None: nothing, or nothing that can be read

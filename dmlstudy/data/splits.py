@@ -91,8 +91,7 @@ def drawn_order(
     *purpose: str | int,  # what the draw is for, such as "classes", 3
 ) -> list[int]:  # positions in `names`
     "A random order that depends on the names and the purpose alone"
-    rank = lambda i: hashlib.sha256(json.dumps([*purpose, names[i]]).encode()).digest()
-    return sorted(range(len(names)), key=rank)
+    return sorted(range(len(names)), key=lambda i: hashlib.sha256(json.dumps([*purpose, names[i]]).encode()).digest())
 
 # %% ../../nbs/40_data.splits.ipynb #0ac34c6a
 def groups_of(

@@ -113,10 +113,9 @@ def _paired(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> pd.Series:
 # %% ../../nbs/88_evidence.paper_claims.ipynb #fc814925
 def _mean_effect(found: Iterable[pd.Series], level: float = 0.95) -> Effect | None:
     "Series averaged, then the mean over their seeds with Student's interval"
-    if not (found := [values for values in found if len(values)]):
-        return None
-    values = pd.concat(found, axis=1).mean(axis=1).dropna().to_numpy(float)
-    return Effect(float(values.mean()), *map(float, t_interval(values, level)), len(values))
+    found = [values for values in found if len(values)]
+    values = pd.concat(found, axis=1).dropna().mean(axis=1).to_numpy(float) if found else ()  # seeds that all have
+    return Effect(float(values.mean()), *map(float, t_interval(values, level)), len(values)) if len(values) else None
 
 
 def _weakest(pairs: Sequence[pd.Series], direction: str) -> Effect:
@@ -165,9 +164,8 @@ def interaction(
     gains, runs = [], _of(runs, experiments)
     for wanted in ({**(fields or {}), field: value} for value in values):
         cells = [[_cell(runs, method, wanted) for method in pair] for pair in zip(a, b, strict=True)]
-        pairs = [_paired(*pair, metric) for pair in cells]
-        gains.append(pd.concat(pairs, axis=1).mean(axis=1))
-    return _mean_effect([(gains[0] - gains[1]).dropna()])
+        gains.append([_paired(*pair, metric) for pair in cells])
+    return _mean_effect([(first - second).dropna() for first, second in zip(*gains, strict=True)])
 
 # %% ../../nbs/88_evidence.paper_claims.ipynb #6bb3c266
 def _sweeps(runs, methods, field, metric, experiments) -> list[pd.DataFrame]:
@@ -265,7 +263,8 @@ def link(
     shared = [m for m in tables[0] if m in tables[1]]
     if len(shared) < 3:
         return None
-    values = [table[shared].to_numpy().T for table in tables]
+    both = tables[0].index.intersection(tables[1].index)  # seeds
+    values = [table.loc[both, shared].to_numpy().T for table in tables]
     found = correlation_interval(*values, np.random.default_rng(0), kind=kind, over=("methods", "seeds"))
     return Effect(*found, len(shared), unit="methods")
 

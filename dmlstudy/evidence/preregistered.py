@@ -184,8 +184,8 @@ def printed_effect(
         return q["sign"] * float(np.mean([q["gains"][a] for a, _ in q["rows"]]))
     table = _printed(q["paper"], q["printed"])
     if q["effect"] == "gain":
-        gains = [table["mean"].get(a, np.nan) - table["mean"].get(b, np.nan) for a, b in q["rows"]]
-        return q["sign"] * float(np.min(gains) if q["over"] == "every" else np.mean(gains))
+        gains = [q["sign"] * (table["mean"].get(a, np.nan) - table["mean"].get(b, np.nan)) for a, b in q["rows"]]
+        return float(np.min(gains) if q["over"] == "every" else np.mean(gains))
     return q["sign"] * float(table["mean"].corr(table["rho"]))
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #3721b497
@@ -228,14 +228,15 @@ def judge(
     found, replicates = _effects(question, values)
     found = found[:, :cap]
     fine = 100 / 13_180 if question["effect"] == "gain" and question["scale"] != 1 else 1e-4  # one query; four digits
-    mean = found.mean(0)
+    parts = [mean := found.mean(0)]
     low, high, look = look_interval(mean, cap, fine)
     if question["over"] == "every" and look:
         low, high = every_interval(found, lambda v, level: look_interval(v, cap, fine, level)[:2])
-        mean = found[found[:, :look].mean(1).argmin()]
+        mean, parts = found[found[:, :look].mean(1).argmin()], found  # each has to have its evidence
     seen, printed = mean[:look], printed_effect(question)
     row = {"n": found.shape[1], "look": look, "effect": seen.mean() if look else np.nan, "low": low, "high": high}
-    row |= {"skewness": float(skewness(seen)), "e": float(e_value(seen, fine)) * (seen.mean() > 0) if look else np.nan}
+    evidence = min(float(e_value(v[:look], fine)) * (v[:look].mean() > 0) for v in parts) if look else np.nan
+    row |= {"skewness": float(skewness(seen)), "e": evidence}
     row |= {"verdict": verdict(low, high, question["delta"]), "printed": printed, "control": printed_verdict(question)}
     row |= {"beside": "" if np.isnan(printed) or not look else against_print(low, high, printed)}
     row |= dict.fromkeys(("new_low", "new_high", "over_low", "over_high", "next_low", "next_high"), np.nan)

@@ -128,8 +128,7 @@ def soft_cross_entropy(
     if labels.ndim == 1:
         return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
     weight = labels.to(logits.dtype).sum(1, keepdim=True)
-    shares = labels / or_one(weight)
-    terms = F.cross_entropy(logits, shares, reduction="none", label_smoothing=label_smoothing)
+    terms = F.cross_entropy(logits, labels / or_one(weight), reduction="none", label_smoothing=label_smoothing)
     return masked_mean(terms, weight[:, 0] > 0)
 
 # %% ../../nbs/24_losses.classification.ipynb #5984c48f

@@ -139,8 +139,7 @@ class CircleLoss(PairLoss, name="circle"):
             s, positives, negatives = (x.reshape(1, -1) for x in (s, positives, negatives))
         m, fixed = self.margin, s.detach()
         pull = self.gamma * (1 + m - fixed).relu() * (1 - m - s)
-        push = self.gamma * (fixed + m).relu() * (s - m)
-        both = log_sum_exp(pull, positives) + log_sum_exp(push, negatives)
+        both = log_sum_exp(pull, positives) + log_sum_exp(self.gamma * (fixed + m).relu() * (s - m), negatives)
         return masked_sum(F.softplus(both, threshold=60), positives.any(1) & negatives.any(1))
 
 # %% ../../nbs/26_losses.contrastive.ipynb #28a7a969

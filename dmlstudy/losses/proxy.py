@@ -316,8 +316,7 @@ class CrossEntropyLoss(ProxyLoss, name="cross_entropy"):
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         f, weights, _ = self.prepared(f, labels)
-        logits = products(f, weights) + self.bias.to(f.dtype)
-        return soft_cross_entropy(logits, labels, self.label_smoothing)
+        return soft_cross_entropy(products(f, weights) + self.bias.to(f.dtype), labels, self.label_smoothing)
 
 # %% ../../nbs/25_losses.proxy.ipynb #17cd14c9
 class MeanFieldLoss(ProxyLoss, name="mean_field"):

@@ -81,8 +81,7 @@ class _RankingLoss(Loss):
     def terms(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
         "Sum of the queries' costs, and how many they are"
         counted = (positives > 0).any(1)
-        cost = self.queries(k, s, relative(positives), negatives)
-        return cost.masked_fill(~counted, 0.0).sum(), counted.sum()
+        return self.queries(k, s, relative(positives), negatives).masked_fill(~counted, 0.0).sum(), counted.sum()
 
     def queries(self, k: int, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # (R,)
         raise NotImplementedError(f"{type(self).__name__} must say what a query costs")

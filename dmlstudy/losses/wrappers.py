@@ -214,8 +214,7 @@ def _made_for(loss: Loss, dim: int) -> Loss:
     "A copy of a loss, or one of its kind for another dimension"
     if "dim" not in loss.needs:
         return copy.deepcopy(loss)
-    said = {name: getattr(loss, name) for name in hyperparameters_of(type(loss))}
-    return type(loss)(**said | {"dim": dim})
+    return type(loss)(**{name: getattr(loss, name) for name in hyperparameters_of(type(loss))} | {"dim": dim})
 
 
 def _head(width: int, dim: int, seed: int) -> nn.Sequential:

@@ -179,8 +179,7 @@ def contingency(labels: Tensor, clusters: Tensor) -> Contingency:
 # %% ../../nbs/32_metrics.clustering.ipynb #ff14f4f8
 def entropy(size: Tensor) -> float:  # nats
     "Entropy of a partition with parts of these sizes"
-    p = size / size.sum()
-    return float(torch.special.entr(p).sum())
+    return float(torch.special.entr(size / size.sum()).sum())
 
 # %% ../../nbs/32_metrics.clustering.ipynb #6a0e52fb
 def mutual_information(t: Contingency) -> float:  # nats

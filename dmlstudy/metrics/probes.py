@@ -67,8 +67,7 @@ def linear_accuracy(
         weight, bias = (part.detach().to(dtype).requires_grad_() for part in (weight, bias))
         search = torch.optim.LBFGS([weight, bias], max_iter=steps, history_size=10, line_search_fn="strong_wolfe")
         search.step(loss)
-    found = classes[(x_test @ weight.T + bias).argmax(1)]
-    return float((found == labels_test).double().mean())
+    return float((classes[(x_test @ weight.T + bias).argmax(1)] == labels_test).double().mean())
 
 # %% ../../nbs/35_metrics.probes.ipynb #91d7b45b
 def nearest_other(
@@ -79,8 +78,7 @@ def nearest_other(
     "The nearest neighbour of some images among all"
     points, found = as_points(f, normalize), torch.empty_like(queries)
     for rows, index in nearest(points, 2, points[queries], progress=False):
-        own = index[:, 0] == queries[rows]
-        found[rows] = torch.where(own, index[:, 1], index[:, 0])
+        found[rows] = torch.where(index[:, 0] == queries[rows], index[:, 1], index[:, 0])
     return found
 
 # %% ../../nbs/35_metrics.probes.ipynb #cc6a75c9

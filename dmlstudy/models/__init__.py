@@ -147,8 +147,7 @@ def make_model(
     rng = rng or generator(0, "model")
     with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator before we draw again
         timm = str(name).startswith("timm:")
-        make = partial(make_backbone, name) if timm else lookup("model", name, MODELS)
-        backbone = make(weights, rng)
+        backbone = (partial(make_backbone, name) if timm else lookup("model", name, MODELS))(weights, rng)
         if freeze_bn:
             freeze_batchnorm(backbone, bn_affine)
         return EmbeddingNet(backbone, make_head(head, backbone.dim, dim, rng))

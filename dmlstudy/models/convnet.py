@@ -34,8 +34,7 @@ class ConvNet(nn.Module):
         self.side = SIDES.get(name, SIDE)  # of an image, pixels
         layers, before, side = [], 1, self.side
         for channels, stride in CONVNETS[name]:
-            conv = nn.Conv2d(before, channels, 3, stride, 1, bias=False)
-            layers += [conv, nn.BatchNorm2d(channels), nn.ReLU()]
+            layers += [nn.Conv2d(before, channels, 3, stride, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
             before, side = channels, -(-side // stride)
         self.stem = nn.Sequential(*layers, nn.Flatten())
         self.tail = nn.Sequential(

@@ -56,8 +56,7 @@ class _Tail(nn.Module):
         h = h.to(self.conv.weight.dtype)
         if self.blocks is not None:  # channels last: faster on a CPU
             h = self.blocks(h.contiguous(memory_format=torch.channels_last)).flatten(2).transpose(1, 2)
-        x = F.relu6(self.bn(self.conv(h).flatten(0, 1)))
-        return x.unflatten(0, h.shape[:2]).mean(1)
+        return F.relu6(self.bn(self.conv(h).flatten(0, 1))).unflatten(0, h.shape[:2]).mean(1)
 
 # %% ../../nbs/52_models.efficientnet_lite.ipynb #19a90675
 class Lite0(nn.Module):
@@ -112,6 +111,5 @@ def make_lite0(
     lookup("set of weights of efficientnet_lite0", weights, ["imagenet"])
     own, state = net.state_dict(), read_weights(lite0_file())
     values = [v for k, v in state.items() if not k.startswith("_fc.")]  # the classifier is left out
-    loaded = {k: v.reshape(own[k].shape) for k, v in zip(own, values, strict=True)}
-    net.load_state_dict(loaded)
+    net.load_state_dict({k: v.reshape(own[k].shape) for k, v in zip(own, values, strict=True)})
     return net

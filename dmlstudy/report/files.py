@@ -7,6 +7,7 @@ __all__ = ['tidy', 'write_values', 'data_note', 'alike', 'write_output', 'folder
            'write_table', 'write_figure']
 
 # %% ../../nbs/84_report.files.ipynb #0f7f489c
+import base64
 import functools
 import io
 import re
@@ -87,6 +88,9 @@ def alike(before: bytes | None, after: bytes | None, kind: str) -> bool:  # kind
         return a.shape == b.shape and (np.abs(a - b).max(-1) > 32).mean() < 1e-4
     if kind not in (".csv", ".md", ".html"):
         return False
+    for a, b in zip(*map(_PICTURE.findall, (before, after)), strict=False):  # their number is in the text
+        if a[:5] == b[:5] in (b"UklGR", b"iVBOR") and not alike(*map(base64.b64decode, (a, b)), ".png"):  # WebP, PNG
+            return False
     before, after = (_PICTURE.sub(b"", content) for content in (before, after))
     a, b = ([float(n) for n in _NUMBER.findall(content)] for content in (before, after))
     return _NUMBER.sub(b"", before) == _NUMBER.sub(b"", after) and len(a) == len(b) and np.allclose(a, b, 1e-6, 1e-6)

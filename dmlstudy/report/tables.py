@@ -101,13 +101,18 @@ def intervals(
 _BEST = ("recall@", "map", "r_precision", "nmi", "ami", "f1")  # metrics of which more is better
 
 
+def _whole(values: pd.DataFrame) -> pd.DataFrame:  # methods by seeds
+    "Without seeds that most methods lack, then without methods that lack one"
+    return values.dropna(axis=1, thresh=len(values) // 2 + 1).dropna()
+
+
 def ties(
     results: pd.DataFrame,  # as from `tidy`, of the rows of one table
 ) -> pd.DataFrame:  # dataset, method, metric, selection, tied; nothing at one seed
     "Which rows of a table cannot be told apart from the best one, under each rule"
     found = []
     for (dataset, metric, selection), own in results.groupby(["dataset", "metric", "selection"], sort=False):
-        values = own.pivot_table(index="method", columns="seed", values="value").dropna()
+        values = _whole(own.pivot_table(index="method", columns="seed", values="value"))
         if metric.startswith(_BEST) and len(values) and values.shape[1] > 1:
             tied = tied_with_best(values.to_numpy())
             found += [(dataset, m, metric, selection, t) for m, t in zip(values.index, tied, strict=True)]
@@ -126,7 +131,7 @@ def mark_ties(
     values: pd.DataFrame,  # methods by seeds or replicates, more is better
 ) -> pd.Series:  # the same, marked; rows that lack a seed are not
     "The best value of a column in bold, or marked with all that are tied with it"
-    whole = values.dropna()
+    whole = _whole(values)
     tied = whole.index[tied_with_best(whole.to_numpy())]
     return cells.mask(cells.index.isin(tied), cells.map(_mark(len(tied)).format))
 
@@ -178,8 +183,7 @@ def sampler_name(
     run: Mapping,  # fields of a run
 ) -> str:  # such as SPC-2 or DDM
     "A batch sampler as the papers write it"
-    names = {"spc": f"SPC-{run['samples_per_class']}", "spc_r": "SPC-R"}
-    return names.get(run["sampler"], run["sampler"].upper())
+    return {"spc": f"SPC-{run['samples_per_class']}", "spc_r": "SPC-R"}.get(run["sampler"], run["sampler"].upper())
 
 # %% ../../nbs/85_report.tables.ipynb #cd738a46
 def percent(

@@ -29,7 +29,7 @@ def verdict(
     "Return the verdict of an interval on a claim"
     check_numbers("verdict", over=0, delta=delta)
     tests = (low > delta, -delta <= low and high <= delta, low > 0, high < 0, True)
-    return VERDICTS[tests.index(True)]
+    return VERDICTS[tests.index(True)] if low <= high else "open"
 
 # %% ../../nbs/82_stats.decisions.ipynb #7d4a35f2
 def against_print(
@@ -39,8 +39,8 @@ def against_print(
 ) -> str:
     "Say whether an interval holds the reported effect"
     tests = {"opposite to printed": printed < 0 < low, "as large as printed": low >= printed}
-    tests |= {"smaller than printed": high < printed}
-    return next((name for name, holds in tests.items() if holds), "holds the printed effect")
+    tests |= {"smaller than printed": high < printed, "holds the printed effect": low <= high}
+    return next((name for name, holds in tests.items() if holds), "")
 
 # %% ../../nbs/82_stats.decisions.ipynb #a468948d
 def printed_interval(
@@ -98,5 +98,5 @@ def e_bh(
     check_numbers("share of wrong marks", over=0, under=1, level=level)
     e = np.nan_to_num(np.asarray(e_values, float))
     asked, place = np.sum(~np.isnan(e_values)), stats.rankdata(-e, method="max")
-    enough = e * place * level >= asked
+    enough = (e > 0) & (e * place * level >= asked)
     return e >= e[enough].min() if enough.any() else enough

@@ -168,6 +168,7 @@ def correlation_interval(
 ) -> tuple[float, float, float]:  # value of the means, low, high; the bounds are NaN under eight methods
     "Correlation over methods, with a percentile interval"
     tables = [np.asarray(v, float).reshape(len(v), -1) for v in (x, y, z) if v is not None]
+    tables = [v[~np.isnan(np.hstack(tables)).any(1)] for v in tables]  # methods without NaN
     m, n = len(tables[0]), max(v.shape[1] for v in tables)
     value = float(correlation(*(v.mean(1) for v in tables), kind=kind))
     if m < 8:

@@ -92,6 +92,5 @@ def race(
     values = np.asarray(values, float)
     running = ~np.isnan(values).any(1)
     leader = np.where(running, values.sum(1), -np.inf).argmax()
-    behind = values[leader] - values
-    low, _ = sequence_interval(behind, resolution, 1 - (1 - level) / max(1, len(values) - 1))
+    low, _ = sequence_interval(values[leader] - values, resolution, 1 - (1 - level) / max(1, len(values) - 1))
     return running & ~((low > 0) & (True if settled is None else np.asarray(settled)))

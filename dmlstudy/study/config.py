@@ -83,8 +83,7 @@ def _profile(name: str, written: Mapping) -> Profile:
     said = _fields(name, written)
     for part in (said, *said["experiments"].values()):
         part |= {"methods": _names(part["methods"])} if "methods" in part else {}
-    lists = ("datasets", "seeds", "replicates")
-    return Profile(**said | {part: tuple(said[part]) for part in lists if part in said})
+    return Profile(**said | {part: tuple(said[part]) for part in ("datasets", "seeds", "replicates") if part in said})
 
 
 _WRITTEN = tomllib.loads(asset("profiles.toml").read_text(encoding="utf-8"))

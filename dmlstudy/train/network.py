@@ -166,8 +166,7 @@ def decay_rates(
     if run.milestones == "cosine":
         share = (1 + math.cos(math.pi * step / run.steps)) / 2
         for group in optimizer.param_groups:
-            first = group.setdefault("initial_lr", group["lr"])
-            group["lr"] = first * (run.lr_decay + (1 - run.lr_decay) * share)
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * (run.lr_decay + (1 - run.lr_decay) * share)
     elif step in milestone_steps(run):
         for group in optimizer.param_groups:
             group["lr"] *= run.lr_decay

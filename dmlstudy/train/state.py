@@ -231,8 +231,7 @@ def resolve(
     check_run(run)
     row = METHODS[run.method]
     splits, left_out = load_splits(run)
-    feed = feed_of(run, splits, device, workers, row.views)
-    state = start(run, feed, device)
+    state = start(run, feed_of(run, splits, device, workers, row.views), device)
     if run.strict_data and run.pixels != "held":  # whose images have been decoded
         verify(splits)  # takes minutes, so what fails at once comes before
     state.skipped = len(left_out)

@@ -87,6 +87,12 @@ def test_the_command_says_what_is_missing(model, capsys):
 
 
 @pytest.mark.slow
+def test_a_page_takes_no_images_of_the_command(model, capsys):
+    for more in (["3.png"], ["--picture", "found.png"]):
+        assert cli.main(["search", "--model", str(model), "--serve", *more]) == 2
+        assert "--serve opens a page to drop images on" in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken_is_named(model, server, capsys):
     port = server.rstrip("/").rsplit(":", 1)[1]
     assert cli.main(["search", "--model", str(model), "--serve", "--port", port]) == 2

@@ -149,6 +149,15 @@ def test_evidence_is_counted_in_the_direction_of_the_claim():
     assert towards["e"] > 20 and away["e"] == 0 and away["verdict"] == "reversed"
 
 
+def test_evidence_for_every_effect_is_the_least_of_them():
+    """A precise effect may have the smallest mean by chance beside one that is all noise: of both, the noise counts."""
+    scores = {"A+": [0.51, 0.5101, 0.5099, 0.5102, 0.51], "A": [0.5] * 5, "B": [0.4] * 5}
+    scores["B+"] = [0.5, 0.38, 0.52, 0.39, 0.45]  # a larger mean, about nothing
+    precise, noise = (judge(q, table(scores), 5)["e"] for q in questions(over=["each"]))
+    found = judge(questions(over=["every"])[0], table(scores), 5)
+    assert found["effect"] == pytest.approx(1.004) and found["e"] == noise < 20 < precise
+
+
 def test_a_mean_says_what_other_losses_may_expect_unless_they_share_a_row():
     found = judge(questions(over=["mean"])[0], table(SCORES), 5)
     errors = [statistics.stdev(GAINS[row][:5]) / 5**0.5 for row in "AB"]

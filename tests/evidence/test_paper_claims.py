@@ -69,3 +69,12 @@ def test_where_no_runs_are_nothing_is_asked():
     runs = pd.DataFrame({"dataset": ["glyphs_fine"], "main": [True], "method": ["Softmax"], "seed": [0]})
     table = evaluate_claims(runs.assign(**{"recall@1": 0.5}), [ledger()["R3a"]])
     assert table["verdict"].tolist() == ["not asked"]
+
+
+def test_a_mean_over_pairs_is_of_the_seeds_that_all_pairs_have():
+    gains = [("a", seed, 0.05) for seed in range(5)] + [("b", seed, 0.01) for seed in range(2)]
+    rows = [(m + "+" * side, seed, side * gain) for m, seed, gain in gains for side in (0, 1)]
+    runs = pd.DataFrame(rows, columns=["method", "seed", "recall@1"]).assign(main=True)
+    found = claims.difference(runs, ["a+", "b+"], ["a", "b"])
+    assert (found.value, found.n, found.of) == (pytest.approx(0.03), 2, "")
+    assert claims.difference(runs[(runs["method"].str[0] == "a") | (runs["seed"] > 4)], ["b+"], ["b"]) is None

@@ -93,6 +93,8 @@ def test_verdicts_by_hand():
     assert [against_print(*bounds, 1.0) for bounds in ((1.5, 2), (-1, 0.5), (0.5, 2))] == said
     for e, marked in (([39, 0], 0), ([41, 0], 1), ([21, 21], 2), ([19, 19], 0), ([41, np.nan], 1), ([21, np.nan], 1)):
         assert e_bh(np.array(e, float)).sum() == marked
+    assert not e_bh(np.full(3, np.nan)).any() and not e_bh(np.zeros(3)).any()
+    assert verdict(np.nan, -1, 1) == verdict(1.5, np.nan, 1) == "open" and against_print(np.nan, np.nan, 1) == ""
 
 
 def test_sets_of_one_family_count_once():

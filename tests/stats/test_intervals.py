@@ -9,7 +9,7 @@ from dmlstudy.core.random import generator
 from dmlstudy.custom.embedding_files import class_intervals
 from dmlstudy.custom.export import _Best
 from dmlstudy.data.loaders import Feed, splits_of
-from dmlstudy.stats.intervals import crossed_interval, search_interval
+from dmlstudy.stats.intervals import correlation_interval, crossed_interval, search_interval
 from dmlstudy.stats.sequential import LOOKS, e_value, look_interval, race, sequence_interval
 from dmlstudy.study.run import make_run
 from dmlstudy.study.selection import SELECTIONS, places
@@ -137,3 +137,19 @@ def test_the_interval_over_searches_counts_searches_and_replicates(rng):
     mean, low, high = search_interval(y)
     half = 2.2621571 * max(search, replicate, search + replicate - single) ** 0.5
     assert (low, high) == pytest.approx((y.mean() - half, y.mean() + half)) and mean == pytest.approx(y.mean())
+
+
+def test_a_correlation_is_of_the_methods_that_have_all_values(rng):
+    x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 3))
+    some = np.delete(x, 4, 0), np.delete(y, 4, 0)
+    x[4, 1] = np.nan
+    found, wanted = (correlation_interval(a, b, np.random.default_rng(0)) for a, b in ((x, y), some))
+    assert np.isfinite(found).all() and found == wanted
+    assert np.isnan(correlation_interval(x[:8], y[:8], rng)[1:]).all()  # seven are left
+
+
+def test_no_spread_over_classes_is_no_interval():
+    """An embedding that finds every image of every class has no error to judge by."""
+    labels = np.arange(100) // 4
+    (row,) = class_intervals(np.eye(25)[labels], labels, ["recall@1"])
+    assert row["value"] == 1 and np.isnan([row["low"], row["high"]]).all()
