@@ -34,8 +34,7 @@ def _pixels(image) -> np.ndarray:  # (h, w, 3) or (h, w); of numbers that are no
         image = image.convert("RGB")
         image.thumbnail((192, 192))
     image = np.asarray(image)
-    span = np.ptp(image) or 1
-    return image if image.dtype == np.uint8 else (image - image.min()) / span
+    return image if image.dtype == np.uint8 else (image - image.min()) / (np.ptp(image) or 1)
 
 
 _FRAMES = {  # is it of the query's class? -> colour, width, style

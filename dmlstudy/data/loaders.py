@@ -73,7 +73,7 @@ def load_splits(
         out = dict(zip(("train", "validation"), data.validation(run.fold), strict=True))
     if run.images_per_class:
         out["train"] = first_of_each_class(out["train"], run.images_per_class)
-    if run.long_tail:
+    if run.long_tail is not None:
         out["train"] = long_tail(out["train"], run.long_tail, run.seed)
     if run.label_noise:
         out["train"] = wrong_labels(out["train"], run.label_noise, run.seed, run.noise_coarse)
@@ -197,7 +197,7 @@ class Feed:
         self.stem, self.seed, self.views = run.model in FROZEN_STEMS and not run.train_stem, run.seed, views
         self.labels = {part: split.labels.to(device) for part, split in splits.items()}
         self.groups = getattr(splits.get("test"), "groups", None)  # visit or burst of each test image
-        self.classes = len(splits["train"].class_names)
+        self.splits, self.classes = splits, len(splits["train"].class_names)
         self.size = 2048 if run.dataset in EMBEDDED else 112  # images that are measured together
         if self.stem:
             self.inputs = (_embedded_inputs if run.dataset in EMBEDDED else _file_inputs)(run, splits, device)

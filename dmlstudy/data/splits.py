@@ -150,7 +150,7 @@ def long_tail(
     seed: int = 0,  # of the order of the classes
 ) -> Split:  # at least two images of each class
     "A training set whose classes are of very different size"
-    check_numbers("a long tail", least=1, ratio=ratio)
+    check_numbers("long tail", least=1, ratio=ratio)
     n = len(split.class_names)
     place = torch.tensor(drawn_order(split.class_names, "tail", seed)).argsort()
     return first_of_each_class(split, (split.counts() * ratio ** (-place / max(n - 1, 1))).round().clamp(min=2))

@@ -375,8 +375,7 @@ def _active_counts(
     beyond = (d * (1 + number.eps)).add_(number.tiny)  # of a negative: a tie is not active
     plain = positives.dtype == torch.bool
     own = positives == negatives  # neither
-    reach = torch.where(negatives, beyond, d + margin).masked_fill_(own, torch.inf)
-    order = reach.argsort(1)
+    order = torch.where(negatives, beyond, d + margin).masked_fill_(own, torch.inf).argsort(1)
     weight = positives.gather(1, order)
     positive = weight if plain else weight > 0
     seen = positive.cumsum(1, dtype=torch.int32)  # positives so far

@@ -209,8 +209,7 @@ class HardNegativesLoss(PairLoss, name="hard_negatives"):
         s = s / self.temperature
         n = negatives.sum(1, keepdim=True)
         log_n = n.clamp(min=1).to(s.dtype).log()
-        weighted = log_sum_exp((1 + self.beta) * s, negatives) - log_sum_exp(self.beta * s, negatives)
-        against = weighted[:, None] + log_n
+        against = (log_sum_exp((1 + self.beta) * s, negatives) - log_sum_exp(self.beta * s, negatives))[:, None] + log_n
         if self.tau_plus:
             against = self.debiased(against, s, log_n)
         return masked_sum(F.softplus(against - s, threshold=60), positives * (n > 0))

@@ -149,8 +149,7 @@ class SubcenterArcFaceLoss(ProxyLoss, name="subcenter_arcface"):
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         z, proxies, y = self.prepared(f, labels)
         nearest = proxy_products(z, proxies)[0].max(1).values
-        logits = nearest.scatter(1, y, self.target(nearest.gather(1, y)))
-        return F.cross_entropy(self.scale * logits, y[:, 0])
+        return F.cross_entropy(self.scale * nearest.scatter(1, y, self.target(nearest.gather(1, y))), y[:, 0])
 
 # %% ../../nbs/25_losses.proxy.ipynb #e946e39e
 class CenterContrastiveLoss(CosFaceLoss, name="center_contrastive"):
@@ -275,16 +274,14 @@ class PotentialFieldLoss(ProxyLoss, name="potential_field"):
     def potential(self, d2: Tensor, same: Tensor) -> Tensor:  # squared distances, which are of one class; any shape
         "Return the potential of pairs of points"
         flat = self.delta**-self.alpha
-        force = same ^ (d2 < self.delta**2)
-        height = torch.where(force, d2.clamp(min=1e-6) ** (-self.alpha / 2), flat)
+        height = torch.where(same ^ (d2 < self.delta**2), d2.clamp(min=1e-6) ** (-self.alpha / 2), flat)
         return torch.where(same, -height, height if self.variant == "published" else height - flat)
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         z, proxies, y = self.prepared(f, labels)
         points = torch.cat((z, unit(proxies.flatten(0, 1))))
         classes = torch.arange(self.n_classes, device=z.device).repeat(self.per_class)
-        total = pair_sum(points, torch.cat((y[:, 0], classes)), self.potential)
-        return total / (len(points) * (len(points) - 1))
+        return pair_sum(points, torch.cat((y[:, 0], classes)), self.potential) / (len(points) * (len(points) - 1))
 
 # %% ../../nbs/25_losses.proxy.ipynb #4b27eba6
 class CrossEntropyLoss(ProxyLoss, name="cross_entropy"):

@@ -362,8 +362,7 @@ class TupletMarginLoss(Loss, name="tuplet_margin"):
         c = s.clamp(-1 + 1e-6, 1 - 1e-6)
         along, across = self.scale * math.cos(self.beta), self.scale * math.sin(self.beta)
         moved = c * along + (1 - c.square()).sqrt() * across
-        against = log_sum_exp(self.scale * s, negatives)
-        tuplets = F.softplus(against[:, None] - moved, threshold=60)
+        tuplets = F.softplus(log_sum_exp(self.scale * s, negatives)[:, None] - moved, threshold=60)
         of_p, of_n = _mean_weights(positives, n_p), _mean_weights(negatives, n_n)
         return (tuplets * of_p).sum(), (s * of_p).sum(), (s * of_n).sum()
 

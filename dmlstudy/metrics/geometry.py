@@ -41,8 +41,7 @@ def intra(
     many = size > 1
     if not many.any():
         return float("nan")
-    pairs = (size * (size - 1))[many]
-    return float((1 - (total.square().sum(1) - square)[many] / pairs).mean().clamp(min=0))
+    return float((1 - (total.square().sum(1) - square)[many] / (size * (size - 1))[many]).mean().clamp(min=0))
 
 # %% ../../nbs/33_metrics.geometry.ipynb #d0e13a93
 def inter(

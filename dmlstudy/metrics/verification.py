@@ -94,8 +94,7 @@ def _part_interval(right: np.ndarray, part: np.ndarray, classes: np.ndarray) -> 
     n_classes, n = len(np.unique(held[:, 0])), part.max() + 1
     if n_classes < 20 or n < 5 or len(held) > n_classes:
         return [np.nan, np.nan]
-    shares = np.bincount(part, right) / np.bincount(part)
-    half = _t975(n - 1) * shares.std(ddof=1) / n**0.5
+    half = _t975(n - 1) * (np.bincount(part, right) / np.bincount(part)).std(ddof=1) / n**0.5
     return [max(0.0, float(right.mean() - half)), min(1.0, float(right.mean() + half))]
 
 # %% ../../nbs/34_metrics.verification.ipynb #a1036b33

@@ -295,6 +295,7 @@ def make_backbone(
     rng = rng or generator(0, "model")
     named = isinstance(weights, str) and weights.isidentifier()
     if name.startswith("timm:"):
+        lookup("weights of timm", weights if named else None, [None, "imagenet"])
         net = seeded(partial(_timm, name[5:], named, pool), rng)
     else:
         lookup("backbone", name, [*BACKBONES, "timm:NAME"])

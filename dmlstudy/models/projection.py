@@ -50,5 +50,7 @@ def fit_projection(
     weight = (axes * scale).T.flip(0)
     if kind == "lda":
         weight = torch.linalg.svd(means @ weight.T, full_matrices=True)[2] @ weight
-    weight = weight[:dim]
-    return weight.float(), -(weight @ mean).float()
+    out = (weight := weight[:dim]).float(), -(weight @ mean).float()
+    if not all(part.isfinite().all() for part in out):
+        raise ValueError(f"{kind} of these features is not finite: they vary in too few directions for ridge={ridge}")
+    return out

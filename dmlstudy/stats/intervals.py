@@ -66,8 +66,7 @@ def rank_intervals(
     if n > 1 and k > 1:
         rest = values - mean[..., None] - values.mean(-2, keepdims=True) + mean.mean(-1)[..., None, None]
         df = (k - 1) * (n - 1)
-        s = np.sqrt((rest**2).sum((-2, -1)) / df)
-        length = _range(1 - level, k, df) * s / np.sqrt(n)
+        length = _range(1 - level, k, df) * np.sqrt((rest**2).sum((-2, -1)) / df) / np.sqrt(n)
     ahead = mean[..., None, :] - mean[..., :, None] > length[..., None, None]
     return 1 + ahead.sum(-1), k - ahead.sum(-2)
 
@@ -200,8 +199,7 @@ def variance_components(
     for name, effect, square in zip(names, effects, squares, strict=True):
         own, repeats = len(effect) - 1, values.size / len(effect)
         bounds = (square - own * stats.f.isf(tails, own, df) * rest / df) / repeats / stats.chi2.isf(tails, own)
-        estimate = (square / own - rest / df) / repeats
-        out[name] = tuple(float(v) for v in np.maximum([estimate, *bounds], 0))
+        out[name] = tuple(float(v) for v in np.maximum([((square / own - rest / df) / repeats), *bounds], 0))
     return out | {"residual": (rest / df, *(float(v) for v in rest / stats.chi2.isf(tails, df)))}
 
 # %% ../../nbs/80_stats.intervals.ipynb #15a22c49

@@ -165,7 +165,7 @@ def chosen_by_search(
         return choose(records)
     rows = choose_in_boxes(profile, records, p.search["rule"], methods)
     for (dataset, method), found in rows.groupby(["dataset", "method"], sort=False)["fields"]:
-        if p.search.get("pooled") or len(found) == len(p.searches):
+        if p.search.get("pooled") or METHODS[method].source or len(found) == len(p.searches):
             chosen.setdefault(dataset, {})[method] = [*found] if len(found) > 1 else found.iloc[0]
     return chosen
 

@@ -207,6 +207,8 @@ class Checkpoint:
         self.every = every
 
     def begin(self, state: State) -> None:
+        if state.folder is None:
+            raise ValueError("a Checkpoint keeps the state in the folder of the run: name one, as fit(run, folder=...)")
         self.file, self.material, self.saved = state.folder / "checkpoint.pt", material(state), time.perf_counter()
         if self.file.exists():
             resume(self.file, state, self.material)
@@ -279,8 +281,9 @@ class Monitor:
         self.rows, self.images = [], None
 
     def begin(self, state: State) -> None:
-        if (held := getattr(state.feed, "inputs", None)) is not None:  # in memory: spread over the classes
-            self.images = held["train"][torch.linspace(0, len(held["train"]) - 1, 8).long(), 0]
+        held = getattr(state.feed, "inputs", {}).get("train")
+        if held is not None and held.is_floating_point():  # as the network sees them; over all classes
+            self.images = held[torch.linspace(0, len(held) - 1, 8).long(), 0]
 
     def before_step(self, state: State, now: Step) -> None:
         length = now.f.norm(dim=1)
@@ -398,10 +401,11 @@ def _threads(n: int | None):
 
 
 def _all_hooks(run: Run, folder: Path | None, given: Sequence) -> list:
-    "Those that are given and the usual ones that they do not replace; what is monitored is there when a state is saved"
+    "Those that are given and the usual ones that they do not replace; a state is saved after all others"
     absent = lambda hook: not any(isinstance(own, type(hook)) for own in given)
     first, last = [Monitor()] if run.monitor else [], [Guard(), *([Checkpoint()] if folder else [])]
-    return [*filter(absent, first), *given, *filter(absent, last)]
+    hooks = [*filter(absent, first), *given, *filter(absent, last)]
+    return sorted(hooks, key=lambda hook: isinstance(hook, Checkpoint))
 
 # %% ../../nbs/74_train.ipynb #c4f9927f
 def fit(

@@ -25,11 +25,13 @@ from ..core.checks import lookup
 from ..core.paths import write_atomically
 from ..core.random import generator
 from ..core.text import SHOWN, is_folder
+from ..data import EMBEDDED
 from ..data.images import Files, _state, verify
 from ..data.loaders import PIXELS, Feed, FileFeed, feed_of, load_splits
 from ..data.omniglot import SETS, one_shot_runs
 from ..distances import PRECISIONS
 from ..models import FROZEN_STEMS, MODELS, EmbeddingNet, make_model, weights_sha256
+from ..models.projection import PROJECTIONS
 from ..regularizers import ManifoldMixup
 from ..samplers import SAMPLERS, make_sampler
 from ..samplers.coreset import EmbeddedSampler
@@ -68,8 +70,11 @@ def check_run(run: Run) -> None:  # raises ValueError
     if row.views > 1 and (run.sampler != "shuffle" or run.batch_size < 2):
         said = f"a batch of {run.method} holds views of at least 2 images, none twice: use sampler='shuffle';"
         raise ValueError(f"{said} got {run.sampler!r} and batch_size={run.batch_size}")
-    known = run.model.startswith("resnet50") or run.model in FROZEN_STEMS and not run.train_stem
-    labelled = row.views == 1 and row.regularizer != "threshold_consistent"  # which needs one label a sample
+    frozen = run.model in FROZEN_STEMS and not run.train_stem
+    if run.head.partition(":")[0] in ("centred", "scaled", "standardised", *PROJECTIONS) and not frozen:
+        raise ValueError(f"the head {run.head!r} is fitted to features of a frozen stem; {run.model} is trained whole")
+    known, one_label = run.model.startswith("resnet50") or frozen, row.regularizer != "threshold_consistent"
+    labelled = row.views == 1 and one_label and "memory" not in row.around
     if run.mixup is not None and not (known and labelled and not (bank or run.compile)):
         fit = "a frozen stem or a resnet50, a method with one label a sample, a sampler without a memory bank"
         raise ValueError(f"mixup goes with {fit}, and compile=False; got {run.model}, {run.method} and {run.sampler}")
@@ -203,14 +208,16 @@ def start(run: Run, feed: Feed | FileFeed, device: torch.device) -> State:  # be
     trained = row.loss is not None and run.steps > 0
     made = {"metrics": _measured(run, feed.labels), "tasks": _tasks(run, row, feed.labels)}
     made |= {"sampler": sampler_of(run, feed.labels["train"].cpu())} if trained else {}
-    made |= {"weights": weights_sha256(run.model, run.weights)}
     rng = generator(run.seed, "weights")
     how = (run.model, run.embed_dim, run.weights, run.freeze_bn, run.head, rng, run.bn_affine)
-    model = make_model(*how).to(device).train()
+    model = make_model(*how).to(device).eval()
+    made |= {"weights": weights_sha256(run.model, run.weights)}
     if feed.stem:
+        if run.weights is None and run.dataset in EMBEDDED:  # whose features all seeds share, of one random stem
+            model.backbone.stem.load_state_dict(make_model(run.model, 1, None).backbone.stem.state_dict())
         model.backbone.stem.requires_grad_(False)
         model.calibrate(feed.inputs["train"][:, 0], feed.labels["train"])
-        model.train()
+    model.train()
     if trained:
         seed = int.from_bytes(hashlib.sha256(f"{run.seed} proxies".encode()).digest()[:4], "big")
         objective = make_objective(row, run, feed.classes, seed).to(device)
@@ -241,7 +248,8 @@ def resolve(
         runs = torch.from_numpy(one_shot_runs()).to(device)
         state.tasks["test"] |= {"groups": state.coarse["test"], "one_shot": runs}
     if row.protocol == "simclr":
-        state.linear = "train" if splits["train"].class_names == splits["test"].class_names else "half"
+        measured = splits["test" if "test" in splits else "query"]
+        state.linear = "train" if splits["train"].class_names == measured.class_names else "half"
     return state
 
 # %% ../../nbs/73_train.state.ipynb #11a18edf

@@ -345,3 +345,10 @@ def test_weights_of_timm_are_hashed_where_its_hub_keeps_them(tmp_path, monkeypat
         (model / name).parent.mkdir(parents=True)
         (model / name).write_bytes(content)
     assert weights_sha256("timm:resnet18.a1_in1k", "imagenet") == hashlib.sha256(b"weights").hexdigest()
+
+
+@pytest.mark.parametrize("weights", ["glyphs", "imagnet", "IMAGENET1K_V2"])
+def test_timm_has_imagenet_weights_alone(weights):
+    """Any word meant these, and the record said another."""
+    with pytest.raises(ValueError, match=f"There is no weights of timm '{weights}'"):
+        make_backbone("timm:resnet18", weights)

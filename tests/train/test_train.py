@@ -19,12 +19,13 @@ from tiers import sample
 from dmlstudy import train
 from dmlstudy.core.random import generator
 from dmlstudy.data.loaders import Feed, splits_of
+from dmlstudy.metrics import evaluate
 from dmlstudy.models import make_model
 from dmlstudy.regularizers import make_regularizer
 from dmlstudy.samplers import SAMPLERS
 from dmlstudy.study.methods import METHODS
 from dmlstudy.study.run import make_run
-from dmlstudy.train import BROKEN, Checkpoint, Guard, Progress, fit, train_steps
+from dmlstudy.train import BROKEN, Checkpoint, Guard, Monitor, Progress, fit, train_steps
 from dmlstudy.train.network import Network, matmul_precision
 from dmlstudy.train.state import State, mixup_of, sampler_of, start
 
@@ -374,6 +375,38 @@ def test_a_run_says_how_it_is_doing(capsys):
     assert begin == 6
 
 
+@pytest.mark.slow
+def test_a_new_network_is_measured_with_the_stem_that_it_keeps(tmp_path):
+    """Features of a random stem are shared by all seeds: the weights that are left give the record again."""
+    run = make_run(**TINY | {"weights": None, "seed": 1, "method": "Softmax"})
+    record, data = fit(run, "cpu", tmp_path), splits_of(run)["test"]
+    model = make_model(run.model, run.embed_dim, None, head=run.head)
+    model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    with torch.no_grad():
+        f = model.eval()(data.images[:, 0])
+    found = evaluate(f, data.labels, ["recall@1"])["recall@1"]
+    assert found == pytest.approx(record["curves"]["test"]["recall@1"][-1], abs=1e-6)
+
+
+def test_the_head_is_fitted_in_evaluation_mode():
+    run = make_run(dataset="glyphs_many", images_per_class=4, head="bn", freeze_bn=False, method="ImageNet", steps=0)
+    shipped = make_model(run.model, run.embed_dim, run.weights, freeze_bn=False).backbone.tail.state_dict()
+    made = start(run, Feed(run, splits_of(run), torch.device("cpu")), torch.device("cpu")).network.model
+    assert all(torch.equal(value, shipped[name]) for name, value in made.backbone.tail.state_dict().items())
+    assert made.training
+
+
+def test_a_checkpoint_comes_after_all_other_hooks(tmp_path):
+    """However they are given: what a Monitor has seen is in the state that is kept."""
+    run = make_run(**TINY | {"steps": 6, "eval_every": 2, "monitor": True})
+    whole = fit(run, "cpu")["monitor"]
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, "cpu", tmp_path, [stop_at(4), Checkpoint(every=0), Monitor()])
+    assert fit(run, "cpu", tmp_path, [Checkpoint(every=0), Monitor()])["monitor"] == whole
+    with pytest.raises(ValueError, match="a Checkpoint keeps the state in the folder of the run: name one"):
+        fit(run, "cpu", hooks=[Checkpoint()])
+
+
 def test_every_hook_hears_of_the_end():
     ends = []
     hooks = [SimpleNamespace(end=lambda state, error: ends.append(error)), stop_at(3)]
@@ -554,6 +587,10 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
         ({"method": "Contrastive (D) + TCM", "mixup": 2.0}, "mixup goes with .* one label a sample"),
         ({"method": "Softmax", "mixup": 2.0, "train_stem": True}, "mixup goes with a frozen stem or a resnet50"),
         ({"fold": -2}, "fold must be a number of at least 0; got -2"),
+        ({"method": "Contrastive + memory", "mixup": 2.0}, "mixup goes with .* one label a sample"),
+        ({"head": "lda:0.1", "train_stem": True}, "head 'lda:0.1' is fitted to features of a frozen stem; convnet is"),
+        ({"head": "standardised", "model": "resnet50"}, "is fitted to features of a frozen stem; resnet50 is trained"),
+        ({"long_tail": 0.0}, "ratio of the long tail must be a number, at least 1; got 0.0"),
     ],
 )
 def test_wrong_settings_are_named_before_training(fields, message):
