@@ -517,7 +517,7 @@ def differences(before: Mapping, after: Mapping) -> dict[str, float]:
             if a.shape != b.shape:
                 out[f"{split}/{name}"] = math.inf
             elif not np.array_equal(a, b, equal_nan=True):
-                out[f"{split}/{name}"] = float(np.abs(a - b).max())
+                out[f"{split}/{name}"] = float(np.nanmax(np.where(np.isnan(a) ^ np.isnan(b), math.inf, np.abs(a - b))))
     return out
 
 # %% ../../nbs/75_study.executor.ipynb #8091a2b3

@@ -45,8 +45,8 @@ class _Setup:
     model: str = "convnet"  # name in MODELS
     embed_dim: int = 64  # dimension of the embedding
     weights: str | None = "glyphs"  # pre-trained weights: a name or a file; None: random ones
-    train_stem: bool = False  # train the whole network; False: its stem is frozen and its output cached
-    head: str = "linear"  # last layer: linear, bn (batch normalisation before it, as in SEC), bn_after or weight_norm
+    train_stem: bool = False  # False: the stem of a convnet or EfficientNet-Lite is frozen, its output cached
+    head: str = "linear"  # last layer, name in HEADS: linear, or bn with batch normalisation before it, as in SEC
     freeze_bn: bool = True  # batch normalisation of the backbone keeps its statistics
     bn_affine: bool = True  # with freeze_bn: its affine part is trained all the same
     # batches
@@ -81,8 +81,8 @@ class Run(_Setup):
         model: name in MODELS
         embed_dim: dimension of the embedding
         weights: pre-trained weights: a name or a file; None: random ones
-        train_stem: train the whole network; False: its stem is frozen and its output cached
-        head: last layer: linear, bn (batch normalisation before it, as in SEC), bn_after or weight_norm
+        train_stem: False: the stem of a convnet or EfficientNet-Lite is frozen, its output cached
+        head: last layer, name in HEADS: linear, or bn with batch normalisation before it, as in SEC
         freeze_bn: batch normalisation of the backbone keeps its statistics
         bn_affine: with freeze_bn: its affine part is trained all the same
         sampler: name in SAMPLERS

@@ -228,7 +228,7 @@ def start(run: Run, feed: Feed | FileFeed, device: torch.device) -> State:  # be
         made["optimizer"] = OPTIMIZERS[run.optimizer](groups, run, device.type in ("cpu", "cuda"))
     return State(run, feed, network, **made)
 
-
+# %% ../../nbs/73_train.state.ipynb #80611840
 def resolve(
     run: Run,
     device: torch.device,
