@@ -162,8 +162,9 @@ def name_of(
     between: str = " ",  # say a line break, over a narrow panel
 ) -> str:  # such as "glyphs_fine (proxy for CUB200-2011)"
     "Return the name of a data set for tables and panels"
-    proxy = f"{dataset}{between}(proxy for {NAMES.get(role(dataset))})"
-    return proxy if dataset in ROLES else NAMES.get(dataset, dataset)
+    if dataset in NAMES or dataset not in ROLES:
+        return NAMES.get(dataset, dataset)
+    return f"{dataset}{between}(proxy for {NAMES[role(dataset)]})"
 
 
 def join_published(
@@ -254,7 +255,7 @@ def source_note(
     return text + (f" **{n} They cannot be compared with reported numbers.**" if (n := data_note(records)) else "")
 
 # %% ../../nbs/85_report.tables.ipynb #21ec5a44
-_WIDEST = 11  # columns that fit on a page
+_WIDEST = 12  # columns that fit on a page
 
 
 def _pages(table: pd.DataFrame, columns: Mapping, rows: Sequence[str], rule: str) -> list[pd.DataFrame]:
