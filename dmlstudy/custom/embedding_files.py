@@ -200,7 +200,7 @@ def _group_jackknife(scores: Callable, classes: int, rng: np.random.Generator, r
         size = max(1.0, np.abs(own).max())  # divided by, since squares of 1e300 overflow
         spread = 9 * (own / size).var()  # (G - 1) / G, of a sum
         once = (luck / size).dot(luck / size) / 10 / restarts  # of the luck of a start, which is in it 8.1 times
-        half = 2.2622 * size * max(spread - 3.55 * once, once) ** 0.5 or np.nan  # t with 9 degrees of freedom
+        half = 2.2622 * size * max(spread - 3.55 * once, once) ** 0.5  # Student's t with 9 degrees of freedom
         found[name] = value, value - half, value + half
     return found
 
@@ -258,6 +258,8 @@ def class_intervals(
     for name, (kind, _) in names.items():  # the others have no upper end
         ends = -1.0 if kind == "ami" else 0.0, 1.0 if kind in (*RETRIEVAL, *CLUSTERING) else np.inf
         found[name] = found[name][0], *np.clip(found[name][1:], *ends).tolist()
+        if kind in RETRIEVAL and found[name][1] == found[name][2] in (0, 1):  # no class differs from another
+            found[name] = found[name][0], np.nan, np.nan
     return [{"metric": n, **dict(zip(("value", "low", "high"), found[n], strict=True))} for n in names]
 
 # %% ../../nbs/92_custom.embedding_files.ipynb #c82284cc

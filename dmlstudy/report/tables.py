@@ -255,7 +255,7 @@ def source_note(
     return text + (f" **{n} They cannot be compared with reported numbers.**" if (n := data_note(records)) else "")
 
 # %% ../../nbs/85_report.tables.ipynb #21ec5a44
-_WIDEST = 12  # columns that fit on a page
+_WIDEST = 10  # columns that fit on a page
 
 
 def _pages(table: pd.DataFrame, columns: Mapping, rows: Sequence[str], rule: str) -> list[pd.DataFrame]:
