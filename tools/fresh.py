@@ -88,13 +88,14 @@ def of_question(notebook: Path) -> dict[str, str]:
     names |= {read_ledger(number)["profile"] for number in ledgers}
     if re.search(r"\bin PROFILES\b", source) or re.search(r"read_ledger\([a-z]", source):  # of all of them
         names, ledgers = {*RECORDS}, {int(file.stem.rpartition("_")[2]) for file in ASSETS.glob("ledger_*.toml")}
+    claims = [f"ledger_{number}" for number in ledgers] + ["claims"] * ("read_claims" in source)
     names |= {beside for name in names & PROFILES.keys() if (beside := PROFILES[name].beside)}
     kept = sorted(name for name in RECORDS if name.removesuffix("_search") in names or name.startswith("glyphs_"))
     return {
         "its code": digest(source.encode()),
         "its entry in profiles.toml": digest(json.dumps(asked).encode()),
         "its records": together(RECORDS[name] for name in kept),
-        "its ledgers": together(ASSETS / f"ledger_{number}.toml" for number in ledgers),
+        "its ledgers": together(ASSETS / f"{name}.toml" for name in claims),
         "the papers' numbers": together(ASSETS.glob("*2020*.csv")),
         "the look of figures": together([ROOT / "dmlstudy/report/style.py", ROOT / "dmlstudy/report/figures.py"]),
         "its links into the explorer": digest(json.dumps(links_of(notebook.stem)).encode()),
