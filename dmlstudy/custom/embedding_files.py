@@ -221,7 +221,7 @@ def class_intervals(
     restarts: int = 5,  # of k-means, whose mean is taken
     f_gallery: np.ndarray | None = None,  # (M, D); None: each is searched among the others
     labels_gallery: np.ndarray | None = None,  # (M,)
-) -> list[dict]:  # metric, value, low, high; NaN bounds under 20 classes; `pandas.DataFrame` makes a table of it
+) -> list[dict]:  # metric, value, low, high; bounds are NaN under 20 classes, and if all classes are at 0 or 1
     """Every metric of an embedding with an interval over classes
 
     Args:

@@ -286,7 +286,7 @@ class SphereFaceLoss(ProxyLoss, name="sphereface"):
         before, multiple = torch.ones_like(c), c
         for _ in range(self.margin - 1):
             before, multiple = multiple, 2 * c * multiple - before  # cos mθ from cos (m-1)θ and cos (m-2)θ
-        return (self.blend * c + ((1 - 2 * (k % 2)) * multiple - 2 * k)) / (1 + self.blend)
+        return (self.blend * c + (1 - 2 * (k % 2)) * multiple - 2 * k) / (1 + self.blend)
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         logits, y = self.logits(f, labels, self.scale)

@@ -199,7 +199,7 @@ def variance_components(
     for name, effect, square in zip(names, effects, squares, strict=True):
         own, repeats = len(effect) - 1, values.size / len(effect)
         bounds = (square - own * stats.f.isf(tails, own, df) * rest / df) / repeats / stats.chi2.isf(tails, own)
-        out[name] = tuple(float(v) for v in np.maximum([((square / own - rest / df) / repeats), *bounds], 0))
+        out[name] = tuple(float(v) for v in np.maximum([(square / own - rest / df) / repeats, *bounds], 0))
     return out | {"residual": (rest / df, *(float(v) for v in rest / stats.chi2.isf(tails, df)))}
 
 # %% ../../nbs/80_stats.intervals.ipynb #15a22c49

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ from dmlstudy.evidence.preregistered import read_ledger
 from dmlstudy.report import page
 from dmlstudy.study import plan, records
 from dmlstudy.study.config import PROFILES, tuned
-from dmlstudy.study.search import choices, choices_file, planned, search_runs, tried_in_box
+from dmlstudy.study.methods import METHODS
+from dmlstudy.study.search import choices, choices_file, chosen_by_search, planned, search_runs, tried_in_box
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, DATASET = "omniglot_placebo", "omniglot_few"
@@ -147,3 +148,16 @@ def test_many_runs_have_short_records(monkeypatch, tmp_path, made_up):
         kept.keys() == {"key", "run", "made", "curves", "format"}
         and records.load_record(run)["curves"]["test"] == curve
     )
+
+
+def test_a_loss_of_ones_own_is_tuned_by_one_search_among_rows_of_ten(monkeypatch):
+    """All its trials were trained, and then it ran at its defaults; a row of the study waits for all ten."""
+    monkeypatch.setitem(METHODS, "Mine", replace(METHODS["Softmax"], source="0123"))
+    for method in ("Mine", "Softmax"):
+        trials = search_runs(NAME, DATASET, None, [method])
+        rise = lambda run: {"step": [0, 1], "recall@1": [0.0, -abs(np.log(run.lr / 2e-4))], "map@r": [0.0, 0.0]}
+        found = [{"key": run.key(), "run": asdict(run), "curves": {"validation": rise(run)}} for run in trials]
+        chosen = chosen_by_search(NAME, found, [method])
+        assert (chosen != {}) == (method == "Mine")
+        if chosen:
+            assert 1e-4 < chosen[DATASET]["Mine"]["lr"] < 4e-4
