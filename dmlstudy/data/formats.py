@@ -189,8 +189,7 @@ def _read_sop(base: Path, lists: str = "", images: str = "") -> dict[str, tuple]
     "SOP's `Ebay_train.txt` and `Ebay_test.txt`"
 
     def parse(_, item: str, __, path: str) -> tuple[str, str]:  # number of the image, class, kind, path
-        file = _below(images, path)
-        return f"{PurePosixPath(path).parts[0].removesuffix('_final')} {item}", file
+        return f"{PurePosixPath(path).parts[0].removesuffix('_final')} {item}", _below(images, path)
 
     splits = {split: table(base / lists / f"Ebay_{split}.txt", parse, 4, head=1) for split in ("train", "test")}
     return {split: (list(dict.fromkeys(name for name, _ in rows)), rows) for split, rows in splits.items()}

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torchvision.transforms.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -63,6 +62,11 @@ def _random_crop(image: Image.Image, g: torch.Generator, size: int) -> Image.Ima
     return image.crop((left, top, left + size, top + size))
 
 
+def _center_crop(image: Image.Image, g: torch.Generator, size: int) -> Image.Image:
+    left, top = (int(round((side - size) / 2)) for side in image.size)
+    return image.crop((left, top, left + size, top + size))
+
+
 def flip(image: Image.Image, g: torch.Generator, p: float = 0.5) -> Image.Image:
     "Left and right exchanged, with probability p"
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(1, generator=g).item() < p else image
@@ -74,6 +78,8 @@ def _jitter(image: Image.Image, g: torch.Generator, amounts: tuple, p: float | N
         return image
     order = torch.randperm(4, generator=g).tolist()
     factors = [_uniform(1 - a, 1 + a, g) for a in amounts[:3]] + [_uniform(-amounts[3], amounts[3], g)]
+    import torchvision.transforms.functional as F  # here, since it takes seconds, and all else does without
+
     change = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
     for i in order:
         image = change[i](image, factors[i])
@@ -84,10 +90,10 @@ STEPS = {  # name -> image, generator, arguments -> image
     "random_resized_crop": _random_resized_crop,
     "random_crop": _random_crop,
     "flip": flip,
-    "grey": lambda image, g, p: F.rgb_to_grayscale(image, 3) if torch.rand(1, generator=g).item() < p else image,
+    "grey": lambda image, g, p: image.convert("L").convert("RGB") if torch.rand(1, generator=g).item() < p else image,
     "jitter": _jitter,
     "resize": lambda image, g, side: short_side(image, side),
-    "center_crop": lambda image, g, size: F.center_crop(image, [size, size]),
+    "center_crop": _center_crop,
     "squash": lambda image, g, side: image.resize((side, side), Image.Resampling.BICUBIC),
     "fit": lambda image, g, side: ImageOps.pad(image, (side, side), Image.Resampling.BICUBIC, (127, 127, 127)),
 }
@@ -161,7 +167,8 @@ class Transform:
     ) -> Image.Image:
         "The transformed image before its pixels are scaled; a random transform needs a generator"
         self.check_generator(generator, "image")
-        image = image if isinstance(image, Image.Image) else F.to_pil_image(image)
+        if not isinstance(image, Image.Image):
+            image = Image.fromarray(image.permute(1, 2, 0).numpy() if isinstance(image, Tensor) else image)
         for name, *arguments in self.steps:
             image = lookup("step", name, STEPS)(image, generator, *arguments)
         return image
@@ -171,7 +178,7 @@ class Transform:
         image: Image.Image | Tensor | np.ndarray,  # RGB; or uint8 (3, H, W) tensor, (H, W, 3) array
         generator: torch.Generator | None = None,  # a random transform needs one
     ) -> Tensor:  # (3, h, w), float32
-        return self.scaling(F.pil_to_tensor(self.picture(image, generator)).float() / 255)
+        return self.scaling(torch.from_numpy(np.array(self.picture(image, generator))).permute(2, 0, 1).float() / 255)
 
 
 def make_transform(

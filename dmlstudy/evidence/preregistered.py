@@ -193,8 +193,7 @@ def printed_effect(
 def _printed(paper: str, dataset: str) -> pd.DataFrame:  # method by mean, std and rho: recall@1 in points, of five runs
     table, decay = published(paper.removesuffix("2020")), pd.read_csv(asset("roth2020_rho.csv"))
     of = lambda t: t[t["dataset"] == dataset].set_index("method")
-    table = of(table[table["metric"] == "recall@1"])[["mean", "std"]]
-    return (100 * table).join(of(decay)["rho"])
+    return (100 * of(table[table["metric"] == "recall@1"])[["mean", "std"]]).join(of(decay)["rho"])
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #d95c25c3
 def printed_verdict(

@@ -95,8 +95,7 @@ def query_values(
     if lonely.any():
         what = "are left out" if singletons == "skip" or lonely.all() else "count as misses"
         other = "no other image of their class" if relevance is None else "nothing to find"
-        count = f"{int(lonely.sum())} of {len(y)} queries have {other}"
-        warnings.warn(f"{count}: they {what}", stacklevel=3)
+        warnings.warn(f"{int(lonely.sum())} of {len(y)} queries have {other}: they {what}", stacklevel=3)
     k = max(1, *(depth(kind, k, int(relevant.max()), own) for kind, k in wanted.values()))
     values = {name: torch.zeros(len(y), dtype=torch.float64, device=y.device) for name in wanted}
     first = torch.full_like(y, -1)

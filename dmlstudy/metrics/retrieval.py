@@ -95,8 +95,7 @@ def one_tensor(x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> bool:
     "Return True if two tensors or arrays share memory, row by row"
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return x is y or (x.dtype == y.dtype and x.device == y.device and x.is_set_to(y))
-    arrays = isinstance(x, np.ndarray) and isinstance(y, np.ndarray)
-    return arrays and x.__array_interface__ == y.__array_interface__
+    return all(isinstance(a, np.ndarray) for a in (x, y)) and x.__array_interface__ == y.__array_interface__
 
 
 def check_pair(

@@ -174,8 +174,7 @@ def correlation_interval(
         return value, float("nan"), float("nan")
     weights = np.full((1, 1, n), 1 / n)
     if n > 1 and not {"seeds", "replicates", "classes"}.isdisjoint(over):
-        size = (resamples, m if "seeds" in over else 1)
-        weights = rng.multinomial(n - 1, np.full(n, 1 / n), size) / (n - 1)
+        weights = rng.multinomial(n - 1, np.full(n, 1 / n), (resamples, m if "seeds" in over else 1)) / (n - 1)
     rows = rng.integers(m, size=(resamples, m)) if "methods" in over else np.arange(m)[None]
     means = [np.einsum("bmn,mn->bm", weights, np.broadcast_to(v, (m, n))) for v in tables]
     found = correlation(*(np.take_along_axis(np.repeat(v, resamples // len(v), 0), rows, 1) for v in means), kind=kind)

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from ..core.paths import cores, outputs, reader_processes, root
-from ..core.text import duration, is_folder
+from ..core.text import FOLDER, duration, is_folder
 from .config import PROFILES
 from .plan import jobs_of
 from dmlstudy.study.records import (
@@ -98,8 +98,7 @@ def _train(run: Run, **options) -> dict:
         left.unlink(missing_ok=True)
     _note(run, "begun")
     try:
-        record = train.fit(run, **{"folder": folder, **options})
-        save_record(record)
+        save_record(train.fit(run, **{"folder": folder, **options}))
     except Exception as error:
         _note(run, "failed", explained(error))
         raise
@@ -287,9 +286,10 @@ def obstacles(
     runs: Iterable,  # of runs, or of anything with `dataset` and `strict_data`
 ) -> dict[tuple[str, bool], str]:  # (dataset, strict_data) -> why, such as where it was looked for
     "Return the data sets that runs ask for and that cannot be used as they are"
-    from dmlstudy.data.prepare import usable
-
-    asked = dict.fromkeys((run.dataset, run.strict_data) for run in runs if not is_folder(run.dataset))
+    stays = (FOLDER, "glyphs", "omniglot")  # drawings come with the library
+    asked = dict.fromkeys((r.dataset, r.strict_data) for r in runs if not r.dataset.startswith(stays))
+    if asked:  # this loads torch
+        from dmlstudy.data.prepare import usable
     return {of: why for of in asked if (why := usable(of[0], strict=of[1]))}
 
 

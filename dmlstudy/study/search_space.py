@@ -9,7 +9,6 @@ __all__ = ['box_of', 'unit_points', 'in_box', 'from_box', 'run_fields', 'fitted_
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.stats import qmc
 
 from ..core.checks import check_numbers, lookup
 from .methods import DEFAULTS, Method, search_axes
@@ -39,6 +38,8 @@ def unit_points(
 ) -> np.ndarray:  # (n, d), in [0, 1)
     "Points that fill a cube evenly (Sobol's sequence, scrambled)"
     check_numbers("search", whole=True, least=1, trials=n, axes=d)
+    from scipy.stats import qmc  # here, since it takes longer than all else a command needs
+
     return qmc.Sobol(d, seed=seed).random_base2(int(np.ceil(np.log2(n))))[:n]
 
 

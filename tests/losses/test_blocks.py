@@ -44,21 +44,22 @@ def test_which_losses_have_blocks():
 
 
 @pytest.mark.parametrize("name", PAIRS + MORE)
-@each("rows", [1, 3])
 @each("case", FINITE)
-def test_blocks_on_every_edge(monkeypatch, name, rows, case):
+def test_blocks_on_every_edge(monkeypatch, name, case):
     """The value and gradient of the whole, whatever the size of the blocks, in every type."""
     f, labels = FINITE[case]
     more = {"neg_margin": 0.9} if name == "contrastive" else {}  # a zero vector is 1 from all others: a kink
     make = lambda: make_loss(name, CLASSES, DIM, **more)  # a loss that draws is made anew
-    expected, found = value_and_slopes(make(), f, labels), in_blocks(monkeypatch, rows, make(), f, labels)
-    assert found[0].dtype == expected[0].dtype
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
-    for at, (blocks, whole) in enumerate(zip(found[1:], expected[1:], strict=True), 1):
-        error, size = (x.double().norm() for x in (blocks - whole, whole))
-        if error > (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5:
-            exact = value_and_slopes(make().double(), f.double(), labels)[at]  # of antipodal points all is rounding
-            assert (blocks - exact).double().norm() <= (whole - exact).double().norm()
+    expected = value_and_slopes(make(), f, labels)
+    for rows in (1, 3):
+        found = in_blocks(monkeypatch, rows, make(), f, labels)
+        assert found[0].dtype == expected[0].dtype
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+        for at, (blocks, whole) in enumerate(zip(found[1:], expected[1:], strict=True), 1):
+            error, size = (x.double().norm() for x in (blocks - whole, whole))
+            if error > (1e-4 if f.dtype in (torch.float32, torch.float64) else 1e-2) * size + 1e-5:
+                exact = value_and_slopes(make().double(), f.double(), labels)[at]  # of antipodal points all is rounding
+                assert (blocks - exact).double().norm() <= (whole - exact).double().norm()
 
 
 CHOSEN = [

@@ -245,7 +245,8 @@ def test_gradients_and_second_derivatives(name, more):
     def value(f, *parameters):
         return torch.func.functional_call(make(), dict(zip(own, parameters, strict=True)), (f, labels))
 
-    assert gradcheck(value, (f, *own.values())) and gradgradcheck(value, (f, *own.values()))
+    for check in (gradcheck, gradgradcheck):
+        assert check(value, (f, *own.values()), fast_mode=True)
 
 
 def small_graph(loss):

@@ -107,6 +107,16 @@ def test_reading_records_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", code, *names], cwd=ROOT).returncode == 0
 
 
+PLAN = "cli; dmlstudy.cli.main('run --profile drill --dry-run'.split())"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what, late", [("train", "torchvision"), ("study.executor", "scipy.stats"), (PLAN, "torch")])
+def test_what_takes_seconds_is_loaded_where_it_is_needed(what, late):
+    code = f"import sys, dmlstudy.{what}; assert {late!r} not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_a_public_name_has_one_meaning():
     """No two modules define one."""
     found: dict[str, set[str]] = {}

@@ -28,6 +28,7 @@ from work import calls
 from dmlstudy import cli, train
 from dmlstudy.core import paths
 from dmlstudy.core.paths import write_atomically
+from dmlstudy.data import DATASETS, SOURCES
 from dmlstudy.study import executor as batch
 from dmlstudy.study import records
 from dmlstudy.study.config import run_of
@@ -428,6 +429,12 @@ def test_killed_scheduler(study, undisturbed, cluster):
 
 
 # failures
+
+
+def test_each_data_set_is_looked_for_but_drawings(monkeypatch, tmp_path):
+    monkeypatch.setenv("DMLSTUDY_DATA", str(tmp_path))
+    asked = [SimpleNamespace(dataset=name, strict_data=True) for name in DATASETS]
+    assert {name for name, _ in batch.obstacles(asked)} == {*SOURCES}
 
 
 @pytest.mark.slow
