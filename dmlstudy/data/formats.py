@@ -189,7 +189,8 @@ def _read_sop(base: Path, lists: str = "", images: str = "") -> dict[str, tuple]
     "SOP's `Ebay_train.txt` and `Ebay_test.txt`"
 
     def parse(_, item: str, __, path: str) -> tuple[str, str]:  # number of the image, class, kind, path
-        return f"{PurePosixPath(path).parts[0].removesuffix('_final')} {item}", _below(images, path)
+        file = _below(images, path)
+        return f"{PurePosixPath(path).parts[0].removesuffix('_final')} {item}", file
 
     splits = {split: table(base / lists / f"Ebay_{split}.txt", parse, 4, head=1) for split in ("train", "test")}
     return {split: (list(dict.fromkeys(name for name, _ in rows)), rows) for split, rows in splits.items()}
@@ -279,8 +280,7 @@ def _car_halves(test: str) -> tuple:  # a layout
     "CARS as two halves with the development kit; where the annotations of the second half lie"
     names, train = "devkit/cars_meta.mat", "devkit/cars_train_annos.mat"
     lists = (train, "cars_train", "fname"), (test, "cars_test", "fname")
-    needs = names, train, test, "cars_train/*.jpg", "cars_test/*.jpg"
-    return needs, partial(_read_cars, names=names, lists=lists)
+    return (names, train, test, "cars_train/*.jpg", "cars_test/*.jpg"), partial(_read_cars, names=names, lists=lists)
 
 
 _CAR_LIST = ("cars_annos.mat", "", "relative_im_path")

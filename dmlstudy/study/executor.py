@@ -292,7 +292,7 @@ def obstacles(
         from dmlstudy.data.prepare import usable
     return {of: why for of in asked if (why := usable(of[0], strict=of[1]))}
 
-
+# %% ../../nbs/75_study.executor.ipynb #2a3a234f
 def run_batch(
     runs: Iterable[Run],
     workers: int | None = None,  # processes of this machine; None: one for each GPU, or else for each core

@@ -93,6 +93,7 @@ def test_a_page_takes_no_images_of_the_command(model, capsys):
         assert "--serve opens a page to drop images on" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named(model, server, capsys):
     port = server.rstrip("/").rsplit(":", 1)[1]
     assert cli.main(["search", "--model", str(model), "--serve", "--port", port]) == 2

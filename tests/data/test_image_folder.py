@@ -254,6 +254,7 @@ def test_folders_train_and_test_are_a_split(tmp_path, capsys):
     assert "with a split of your own" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_names_that_are_not_utf_8_and_pictures_in_lab_end_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
     rng = np.random.default_rng(5)

@@ -111,6 +111,7 @@ def test_the_version_is_the_same_everywhere(wheel):
     assert f"date-released: {date}" in text["CITATION.cff"]
 
 
+@pytest.mark.slow
 def test_the_wheel_asks_for_three_packages(wheel):
     needs = [line.partition(": ")[2] for line in wheel[1].splitlines() if line.startswith("Requires-Dist")]
     assert sorted(need.split(">")[0] for need in needs if "extra ==" not in need) == ["numpy", "torch", "tqdm"]

@@ -32,6 +32,7 @@ def test_rates_are_those_that_the_rule_of_the_set_chooses(recorded):
     for record in (r for r in records if r["key"] not in of):
         run = record["run"]
         fields = {"lr": best[METHODS[run["method"]].protocol], "replicate": run["replicate"]}
+        fields |= {"p_switch": run["p_switch"]} if run["p_switch"] is not None else {}  # the sweep of Figure 7
         assert run_of(name, run["dataset"], run["method"], None, **fields).key() == record["key"], json.dumps(run)
 
 
@@ -41,6 +42,7 @@ def test_replicates_of_set_22_have_all_four_rows_or_none():
     assert {sum(a == b for a, _ in rows) for b in range(10, 15)} <= {0, 4, 5, 6, 7}
 
 
+@pytest.mark.slow
 def test_the_time_of_a_run_is_not_that_of_another_kind_of_device(monkeypatch):
     """Seconds of a GPU are no estimate where there is none, and the other way round."""
     from dmlstudy.study import executor as batch

@@ -152,6 +152,7 @@ def test_a_run_from_other_weights_is_not_gone_on_with_and_says_which_it_had(bird
     assert again["made"]["weights_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_images_that_could_not_be_read_for_a_while_are_read_again(birds, monkeypatch):
     shutil.rmtree(birds.parent / "cache/verified")  # `birds` has read them all
     opened, failing = Image.open, True
@@ -325,6 +326,7 @@ def test_a_batch_with_panoramas_is_read_on_the_device(birds, workers):
     assert next(iter(feed.pieces("train"))).shape == (6, 3, 224, 224)
 
 
+@pytest.mark.slow
 def test_a_copy_with_images_left_out_is_trained_on_and_recorded(birds, monkeypatch):
     broken = next(birds.rglob("*Owl_1.jpg"))
     broken.write_bytes(broken.read_bytes()[:300])
@@ -350,6 +352,7 @@ def test_a_decoded_copy_is_asked_for_by_name(birds):
     assert len(keys) == len(feeds.PIXELS) == 4, "what is read decides what comes out"
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_stops_the_run_before_it_begins(birds):
     broken = next(birds.rglob("*Owl_1.jpg"))
     broken.write_bytes(broken.read_bytes()[:300])

@@ -76,7 +76,7 @@ def test_every_method_trains(method, variant):
     assert record["curves"]["train"]["rho"][0] != record["curves"]["train"]["rho"][1]
 
 
-@pytest.mark.parametrize("sampler", sample(SAMPLERS, ["ddm", "gc"]))
+@pytest.mark.parametrize("sampler", sample(SAMPLERS, ["gc"]))
 def test_every_sampler_trains(sampler):
     run = make_run(TINY, steps=3, eval_every=3, method="Margin (D, beta=1.2)", sampler=sampler)
     assert content(fit(run, device="cpu")) == content(fit(run, device="cpu"))
@@ -304,6 +304,7 @@ def disk(tmp_path):
         yield tmp_path / "small", mount
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_weights_and_not_the_record(disk):
     (place, mount), run = disk, make_run(TINY)
     (place / "filler").write_bytes(bytes(1_400_000))
@@ -396,6 +397,7 @@ def test_the_head_is_fitted_in_evaluation_mode():
     assert made.training
 
 
+@pytest.mark.slow
 def test_a_checkpoint_comes_after_all_other_hooks(tmp_path):
     """However they are given: what a Monitor has seen is in the state that is kept."""
     run = make_run(**TINY | {"steps": 6, "eval_every": 2, "monitor": True})
@@ -513,7 +515,7 @@ def spoil(file, how) -> None:
     file.write_bytes({"half": data[: len(data) // 2], "empty": b"", "words": b"abc" * 999}.get(how, data))
 
 
-@pytest.mark.parametrize("how", sample(["a bit", "half", "empty", "words", "no optimiser"], ["no optimiser"]))
+@pytest.mark.parametrize("how", sample(["a bit", "half", "empty", "words", "no optimiser"]))
 def test_a_damaged_checkpoint_is_ignored(tmp_path, how):
     run = make_run(TINY, eval_every=2)
 
@@ -538,8 +540,7 @@ def undisturbed(run) -> str:
             *((name, "Margin (D, beta=1.2)") for name in ("spc", "gc", "ddm")),
             *(("spc", name) for name in ("NPair", "Angular", "Quadruplet (D)", "R-Triplet (D)", "Triplet (R)")),
             *(("spc", "ProxyNCA"), ("shuffle", "SimCLR + SEC"), ("spc", "Triplet (D); mixed")),
-        ],
-        [("spc", "R-Triplet (D)")],
+        ]
     ),
 )
 def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
