@@ -31,7 +31,7 @@ $(VENV)/.ready: constraints.hashed.txt settings.ini setup.py
 study: setup  ## run the batch of a profile: make study [PROFILE=smoke] [JOBS=2] [FRESH=1]
 	@$(BIN)/dmlstudy run --profile $(PROFILE) --jobs $(JOBS) $(if $(FRESH),--fresh)
 
-test: setup  ## every check but the slow ones, the cheap ones first: some five minutes on two cores
+test: setup  ## every check but the slow ones, the cheap ones first: some seven minutes on two cores
 	@$(BIN)/python tools/check.py
 
 test-slow: setup  ## the slow checks: outputs drawn again, kill drills, full grids, long trainings
