@@ -63,7 +63,7 @@ def _random_crop(image: Image.Image, g: torch.Generator, size: int) -> Image.Ima
 
 
 def _center_crop(image: Image.Image, g: torch.Generator, size: int) -> Image.Image:
-    left, top = (int(round((side - size) / 2)) for side in image.size)
+    left, top = (round((side - size) / 2) for side in image.size)
     return image.crop((left, top, left + size, top + size))
 
 
@@ -74,12 +74,12 @@ def flip(image: Image.Image, g: torch.Generator, p: float = 0.5) -> Image.Image:
 
 def _jitter(image: Image.Image, g: torch.Generator, amounts: tuple, p: float | None = None) -> Image.Image:
     "Brightness, contrast, saturation and hue, each by up to its amount, in random order; with probability p"
+    import torchvision.transforms.functional as F  # here, since it takes seconds
+
     if p is not None and p < torch.rand(1, generator=g).item():
         return image
     order = torch.randperm(4, generator=g).tolist()
     factors = [_uniform(1 - a, 1 + a, g) for a in amounts[:3]] + [_uniform(-amounts[3], amounts[3], g)]
-    import torchvision.transforms.functional as F  # here, since it takes seconds, and all else does without
-
     change = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
     for i in order:
         image = change[i](image, factors[i])
@@ -168,7 +168,9 @@ class Transform:
         "The transformed image before its pixels are scaled; a random transform needs a generator"
         self.check_generator(generator, "image")
         if not isinstance(image, Image.Image):
-            image = Image.fromarray(image.permute(1, 2, 0).numpy() if isinstance(image, Tensor) else image)
+            import torchvision.transforms.functional as F
+
+            image = F.to_pil_image(image)
         for name, *arguments in self.steps:
             image = lookup("step", name, STEPS)(image, generator, *arguments)
         return image
@@ -178,7 +180,8 @@ class Transform:
         image: Image.Image | Tensor | np.ndarray,  # RGB; or uint8 (3, H, W) tensor, (H, W, 3) array
         generator: torch.Generator | None = None,  # a random transform needs one
     ) -> Tensor:  # (3, h, w), float32
-        return self.scaling(torch.from_numpy(np.array(self.picture(image, generator))).permute(2, 0, 1).float() / 255)
+        pixels = np.array(self.picture(image, generator).convert("RGB"))
+        return self.scaling(torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
 
 
 def make_transform(

@@ -420,8 +420,7 @@ def ask(
 ) -> pd.DataFrame:  # profile, experiment, data set, seeds or replicates, methods, runs
     "Train what a question asks and is not recorded yet, and say which runs it is about"
     words = lambda given: [str(given)] if given != "" else []
-    chosen = names(words(datasets)), numbers(words(seeds)), names(words(methods), ";")
-    jobs = asked_by(question, profile, *chosen)
+    jobs = asked_by(question, profile, names(words(datasets)), numbers(words(seeds)), names(words(methods), ";"))
     if missing := [run for run in all_runs(jobs) if not recorded(run)] if train else []:
         failures = run_batch(missing)
         for own in dict.fromkeys(job.profile for job in jobs):

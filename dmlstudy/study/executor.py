@@ -286,8 +286,8 @@ def obstacles(
     runs: Iterable,  # of runs, or of anything with `dataset` and `strict_data`
 ) -> dict[tuple[str, bool], str]:  # (dataset, strict_data) -> why, such as where it was looked for
     "Return the data sets that runs ask for and that cannot be used as they are"
-    stays = (FOLDER, "glyphs", "omniglot")  # drawings come with the library
-    asked = dict.fromkeys((r.dataset, r.strict_data) for r in runs if not r.dataset.startswith(stays))
+    known = (FOLDER, "glyphs", "omniglot")  # a folder is read for its plan; drawings come with the library
+    asked = dict.fromkeys((r.dataset, r.strict_data) for r in runs if not r.dataset.startswith(known))
     if asked:  # this loads torch
         from dmlstudy.data.prepare import usable
     return {of: why for of in asked if (why := usable(of[0], strict=of[1]))}

@@ -37,9 +37,9 @@ def unit_points(
     seed: int,
 ) -> np.ndarray:  # (n, d), in [0, 1)
     "Points that fill a cube evenly (Sobol's sequence, scrambled)"
-    check_numbers("search", whole=True, least=1, trials=n, axes=d)
     from scipy.stats import qmc  # here, since it takes longer than all else a command needs
 
+    check_numbers("search", whole=True, least=1, trials=n, axes=d)
     return qmc.Sobol(d, seed=seed).random_base2(int(np.ceil(np.log2(n))))[:n]
 
 

@@ -43,8 +43,7 @@ def _check_parts(
 # %% ../../nbs/71_train.objective.ipynb #642c0167
 def _takes_generator(miner: Callable) -> bool:
     "Return True if a miner's third argument is its generator; miners of other libraries have none"
-    call = miner.forward if isinstance(miner, nn.Module) else miner
-    names = [*inspect.signature(call).parameters.values()]
+    names = [*inspect.signature(miner.forward if isinstance(miner, nn.Module) else miner).parameters.values()]
     return len(names) > 2 and (names[2].name == "generator" or names[2].default is inspect.Parameter.empty)
 
 # %% ../../nbs/71_train.objective.ipynb #75719213

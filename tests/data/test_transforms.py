@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as T
+import torchvision.transforms.functional as F
 from miniatures import (
     own_cache,  # noqa: F401, a fixture of all tests here
     photograph,
@@ -20,9 +21,11 @@ from dmlstudy.data.images import Decoded, Files, write_decoded
 from dmlstudy.data.splits import Split
 from dmlstudy.data.transforms import (
     SCALINGS,
+    STEPS,
     TRANSFORMS,
     BatchTransform,
     Pixels,
+    Transform,
     Views,
     draw_box,
     draw_boxes,
@@ -259,3 +262,20 @@ def test_a_batch_on_cuda(some):
     transform = BatchTransform(make_transform("base", True))
     got = transform(pixels.cuda(), sizes, generator(0)).cpu()
     torch.testing.assert_close(got, transform(pixels, sizes, generator(0)), atol=2e-2, rtol=0)
+
+
+def test_what_is_done_without_torchvision_is_what_it_does():
+    """Crops of the centre at odd and even rests, grey, and pixels of pictures, arrays and tensors, to the bit."""
+    rng, transform = np.random.default_rng(0), Transform((), SCALINGS["imagenet"])
+    for h, w in ((30, 41), (37, 30), (31, 31)):
+        array = rng.integers(0, 256, (h, w, 3), dtype=np.uint8)
+        picture, expected = Image.fromarray(array), transform.scaling(F.to_tensor(array))
+        for given in (picture, array, torch.from_numpy(array).permute(2, 0, 1)):
+            assert torch.equal(transform(given), expected)
+        for size in (5, 22, 27, 30):
+            cut = STEPS["center_crop"](picture, None, size)
+            assert np.array_equal(cut, F.center_crop(picture, [size, size]))
+        grey = STEPS["grey"](picture, generator(0), 1.0)
+        assert np.array_equal(grey, F.rgb_to_grayscale(picture, 3))
+        assert torch.equal(transform(picture.convert("L")), transform(grey))  # one channel stands for three
+        assert torch.equal(transform(torch.from_numpy(np.array(grey)[None, :, :, 0])), transform(grey))

@@ -15,6 +15,7 @@ import torch
 from edge_batches import CLASSES, DIM, FINITE, REFUSED
 from grids import each
 from largest import Largest
+from tiers import sample
 from torch.autograd import gradcheck, gradgradcheck
 
 from dmlstudy.core.random import generator
@@ -466,9 +467,10 @@ def twice(name):
     return [*((variant, {}) for variant in variants(name)), *more.get(name, [])]
 
 
+@pytest.mark.parametrize("fast_mode", sample([True, False], [True]))  # along random directions; entry by entry
 @pytest.mark.parametrize("name", SLOPED)
 @each("variant, more", twice)
-def test_second_derivative(name, variant, more):
+def test_second_derivative(name, fast_mode, variant, more):
     """Of the embeddings, the loss's own parameters and a factor on the loss; a loss that draws is made anew."""
     make = lambda: make_loss(name, 4, 5, variant, **more).double()
     f, labels = batch(6)
@@ -481,7 +483,7 @@ def test_second_derivative(name, variant, more):
         def value(f, *parameters, given=triplets):
             return torch.func.functional_call(make(), dict(zip(own, parameters, strict=True)), (f, labels, given))
 
-        assert gradgradcheck(value, (f, *own.values()), fast_mode=True)
+        assert gradgradcheck(value, (f, *own.values()), fast_mode=fast_mode)
 
 
 @every_loss
