@@ -27,7 +27,13 @@ from ..metrics.retrieval import RETRIEVAL, one_tensor
 _TABLES, _LABELS, _LISTS = (".csv", ".tsv", ".parquet"), ("label", "labels", "class", "target"), ("embedding", "vector")
 
 
-def _frame(file: Path):  # a table of pandas, which arrays do without
+def _classes(written: list) -> list:  # None: empty
+    "Labels as they are written, so that 01 and 1 are two; whole numbers as such where nothing is lost"
+    plain = all(text.isdecimal() and str(int(text)) == text for text in written)
+    return [int(text) if plain else text or None for text in written]
+
+
+def _frame(file: Path, labels: Sequence[str]):  # a table of pandas, which arrays do without
     "A table, its columns named"
     import pandas as pd
 
@@ -35,8 +41,10 @@ def _frame(file: Path):  # a table of pandas, which arrays do without
         if file.suffix.lower() == ".parquet":
             return pd.read_parquet(file)
         with open(file, encoding="utf-8-sig") as lines:
-            mark = max(",;\t", key=next(lines, "").count)
-        table = pd.read_csv(file, sep=mark)
+            mark = max(",;\t", key=(first := next(lines, "")).count)
+        named = lambda name: name in labels or name.lower() in _LABELS or mark not in first
+        text = pd.read_csv(file, sep=mark, usecols=named, dtype=str, keep_default_na=False)
+        table = pd.read_csv(file, sep=mark).assign(**{name: _classes([*text[name].str.strip()]) for name in text})
     except ImportError as error:
         raise ValueError(f"{file} needs pyarrow: pip install 'dmlstudy[formats]'") from error
     except (ValueError, UnicodeError) as error:
@@ -46,11 +54,11 @@ def _frame(file: Path):  # a table of pandas, which arrays do without
     return table
 
 
-def _contents(file: str | Path):  # an array, some by name, or a table of pandas
+def _contents(file: str | Path, labels: Sequence[str] = ()):  # an array, some by name, or a table of pandas
     "Return the contents of a file"
     file = Path(file)
     if file.suffix.lower() in _TABLES:
-        return _frame(file)
+        return _frame(file, labels)
     with open(file, "rb") as head:
         if head.read(6)[:4] not in (b"\x93NUM", b"PK\x03\x04"):
             raise ValueError(f"{file} is not an .npy or .npz file, nor {', '.join(_TABLES)}: write one with np.save")
@@ -123,7 +131,7 @@ def read_embeddings(
     say: Callable[[str], None] = lambda text: None,  # hears which columns are dimensions
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # (N, D); level -> labels (N,), as far as the file has some
     "Embeddings of a file, and its labels"
-    found = _contents(file)
+    found = _contents(file, columns)
     if isinstance(found, np.ndarray):
         return found, {}
     if isinstance(found, Mapping):
@@ -142,7 +150,7 @@ def read_labels(
     columns: Sequence[str] = (),  # a level each; none: label or class, or the only column; of an .npz labels
 ) -> dict[str, np.ndarray]:  # level -> labels, (N,)
     "Labels of a file, one level or a hierarchy"
-    found = _contents(file)
+    found = _contents(file, columns)
     if isinstance(found, Mapping):
         own = {name: lookup("array of the file", name, found) for name in columns}
         return own or _by_level(lookup("array of the file", "labels", found))
@@ -251,7 +259,7 @@ def class_intervals(
         (f, y), *gallery = ((x[keep[y]], y[keep[y]]) for x, y in pairs)
         return evaluate(f, y, names, *(part for pair in gallery for part in pair), progress=not intervals, **options)
 
-    if intervals and classes >= 20:
+    if intervals and min(len({*y.tolist()}) for _, y in pairs) >= 20:  # of the queries and of the gallery
         found = _group_jackknife(scores, classes, np.random.default_rng(seed), restarts)
     else:
         found = {name: (value, np.nan, np.nan) for name, value in scores(np.ones(classes, bool)).items()}

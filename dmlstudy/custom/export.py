@@ -51,7 +51,7 @@ from dmlstudy.custom.cross_validation import (
     whitening,
 )
 from ..data.image_folder import load_folder
-from ..data.images import Files, open_image
+from ..data.images import Files, open_image, to_rgb
 from ..data.loaders import data_of, splits_of
 from ..data.splits import PARTS
 from ..data.transforms import TRANSFORMS, make_transform
@@ -70,7 +70,7 @@ class _Best:
     "A hook that holds the weights of the step with the best recall@1 on validation classes; of equal ones by MAP@R"
 
     def begin(self, state) -> None:
-        self.normalize = state.objective is None or state.objective.loss.normalizes
+        self.normalize = state.objective is None or state.objective.loss.on_sphere
         self.hold(state)
 
     def measured(self, state, step: int, values: Mapping) -> None:
@@ -290,7 +290,7 @@ class Kept:
         read, f = {}, np.full((len(images), self.card["dim"]), np.nan, np.float32)
         for i, image in enumerate(images):
             try:
-                read[i] = open_image(image) if isinstance(image, str | Path) else image.convert("RGB")
+                read[i] = open_image(image) if isinstance(image, str | Path) else to_rgb(image)
             except ValueError as error:
                 warnings.warn(str(error), stacklevel=2)
         if read:

@@ -62,7 +62,7 @@ class OwnLoss(Loss):
     ):
         super().__init__()
         self.module, self.seed, self.calls = module, seed, 0
-        self.normalizes = getattr(module, "normalizes", True)  # False: the embedding is measured as it is
+        self.normalizes = getattr(module, "on_sphere", getattr(module, "normalizes", True))  # False: measured as it is
         self.uses = "triplets" if _tuples_as(module) else "batch"
 
     def forward(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:

@@ -375,19 +375,15 @@ def locate(
     "Look for a data set in all known layouts"
     lookup("image data set", name, LAYOUTS)
     base, looked = data_dir(folder), []
+    met = lambda here, need: (next(here.glob(need.removeprefix("!")), None) is None) == need.startswith("!")
     for below in SOURCES[name]["folders"]:
         for here in "*" in below and sorted(base.glob(below)) or [(base / below).resolve()]:
             for layout, (needs, _) in LAYOUTS[name].items():
-                missing = tuple(need for need in needs if not (here.is_dir() and _is_met(need, here)))
+                missing = tuple(need for need in needs if not (here.is_dir() and met(here, need)))
                 looked.append((layout, here, missing))
                 if not missing:
                     return Place(name, base, layout, here, tuple(looked))
     return Place(name, base, looked=tuple(looked))
-
-
-def _is_met(need: str, folder: Path) -> bool:
-    "Return True if a folder has the files of a layout, and none that begin with an exclamation mark there"
-    return (next(folder.glob(need.removeprefix("!")), None) is None) == need.startswith("!")
 
 # %% ../../nbs/45_data.formats.ipynb #8f0c510d
 def read_images(

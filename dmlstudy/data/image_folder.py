@@ -25,7 +25,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ..core.paths import cache_dir, cores, write_atomically
 from ..core.text import FOLDER, is_folder
-from .images import Files, _state, _to_rgb, leaves, opened, verify
+from .images import Files, _state, leaves, opened, to_rgb, verify
 from .splits import Data, Split, keep_classes, take
 
 # %% ../../nbs/48_data.image_folder.ipynb #3a29b535
@@ -84,8 +84,8 @@ def _listed(place: Path, inside: bool) -> list[tuple[str, str, str, str]]:
         row |= {name: (row.get(name) or "").strip() for name in _COLUMNS}
         if not row["image"] or not row["label"]:
             raise ValueError(f"{place}, line {n}: the image or its label is missing")
-        if "\0" in row["image"]:
-            raise ValueError(f"{place}, line {n}: the name of the image holds a zero byte")
+        if not {*"\0\t\n\r"}.isdisjoint(row["image"] + row["label"]):
+            raise ValueError(f"{place}, line {n}: the image or its label holds a tab, a line break or a zero byte")
         if inside and leaves(row["image"]):
             raise ValueError(f"{place}, line {n}: {row['image']} lies outside of the folder that the list belongs to")
         row["split"] = _SPLITS.get(row["split"].lower(), row["split"])
@@ -163,7 +163,7 @@ def _look(file: Path) -> tuple[np.ndarray, float]:  # (768,) float32; seconds, N
     with opened(file) as image:
         taken = str(image.getexif().get_ifd(0x8769).get(36867, ""))
         image.draft(None, (64, 64))
-        pixels = _to_rgb(image).resize((16, 16), Image.Resampling.BOX)
+        pixels = to_rgb(image).resize((16, 16), Image.Resampling.BOX)
     found = re.fullmatch(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)", taken.strip("\0 "))
     seconds = np.datetime64("{}-{}-{}T{}:{}:{}".format(*found.groups()), "s").astype(float) if found else np.nan
     return np.asarray(pixels, np.float32).ravel(), seconds

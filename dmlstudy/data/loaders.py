@@ -115,8 +115,8 @@ def _features_file(images: Files, net: torch.nn.Module, transform: Callable) -> 
     digest = hashlib.sha256(f"{type(net).__name__} {transform} {_VIEWS} {torch.__version__}".encode())
     for name, value in net.stem.state_dict().items():
         digest.update(name.encode() + value.cpu().numpy().tobytes())
-    for name in images.paths:
-        digest.update(os.fsencode(f"\n{images.folder / name} {_state(images.folder / name)}"))
+    for file in [*(images.folder / name for name in images.paths), *(d.path for d in [images.decoded] if d)]:
+        digest.update(os.fsencode(f"\n{file} {_state(file)}"))
     return cache_dir() / "features" / f"{digest.hexdigest()[:16]}.f16"
 
 # %% ../../nbs/70_data.loaders.ipynb #5f0a1c04

@@ -34,11 +34,6 @@ from dmlstudy.distances import (
 
 LOSSES: dict[str, type["Loss"]] = {}  # name -> class; a class says its name where it is defined
 
-
-def _register(name: str, loss: type) -> None:  # a class of a notebook never replaces one of the library
-    if name and (loss.__module__ != "__main__" or LOSSES.get(name, loss).__module__ == "__main__"):
-        LOSSES[name] = loss
-
 # %% ../../nbs/20_losses.base.ipynb #14ce76bb
 class Loss(nn.Module):
     "Base of all losses: `loss(f, labels)` or `loss(f, positives=P)` is a scalar of at least 32 bits, with a graph"
@@ -50,10 +45,12 @@ class Loss(nn.Module):
     needs: tuple = ()  # among "n_classes", "dim"
     normalizes = True  # projects f on the unit sphere itself
     lr, lr_factor = None, 1.0  # learning rate of its own parameters; None: lr_factor times the network's
+    on_sphere = property(lambda self: self.normalizes)  # embeddings are measured as unit vectors
 
     def __init_subclass__(cls, name: str = "", **more):
         super().__init_subclass__(**more)
-        _register(name, cls)
+        if name and (cls.__module__ != "__main__" or LOSSES.get(name, cls).__module__ == "__main__"):
+            LOSSES[name] = cls  # a class of a notebook never replaces one of the library
 
     def __init__(
         self,

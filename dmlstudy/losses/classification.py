@@ -74,7 +74,7 @@ class ProxyLoss(Loss):
         variant: corrected or published
     """
 
-    needs = ("n_classes", "dim")
+    needs, on_sphere = ("n_classes", "dim"), True
 
     def __init__(
         self,

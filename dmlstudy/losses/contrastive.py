@@ -350,7 +350,7 @@ class HyperbolicLoss(Loss, name="hyperbolic"):
         variant: published: the negatives of two views at a time, and 1e-5 in a denominator
     """
 
-    takes_positives = in_blocks = True
+    takes_positives = in_blocks = on_sphere = True  # beyond `clip` its distances rise with the angle
 
     def __init__(
         self,

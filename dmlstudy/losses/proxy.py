@@ -296,7 +296,7 @@ class CrossEntropyLoss(ProxyLoss, name="cross_entropy"):
         variant: published is the same
     """
 
-    normalizes, takes_targets = False, True
+    normalizes, on_sphere, takes_targets = False, False, True
 
     def __init__(
         self,

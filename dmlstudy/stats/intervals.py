@@ -113,7 +113,7 @@ def crossed_interval(
     r, c, e = (square / d for square, d in zip(parts, df, strict=True))
     with np.errstate(invalid="ignore"):  # no noise at all
         nu = (r + c - e) ** 2 / (r**2 / df[0] + c**2 / df[1] + e**2 / df[2])
-    t = stats.t.isf((1 - level) / 2, np.maximum(np.nan_to_num(nu), n - 1))
+    t = stats.t.isf((1 - level) / 2, np.maximum(np.nan_to_num(nu), min(df[:2])))
     half = t * np.sqrt(np.maximum(r + c - e, np.maximum(r, c)) / (n * len(q)))
     return value, value - half, value + half
 

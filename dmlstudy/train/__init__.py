@@ -36,7 +36,7 @@ from .state import State, material, resolve, resume, save_checkpoint
 # %% ../../nbs/74_train.ipynb #80e71bb8
 def measure(state: State) -> dict[str, dict]:  # curve -> metric -> value, or a list of values
     "All metrics on all splits"
-    feed, on_sphere = state.feed, state.objective is None or state.objective.loss.normalizes
+    feed, on_sphere = state.feed, state.objective is None or state.objective.loss.on_sphere
     wanted = {part for part, _ in state.metrics.values()}
     wanted |= {"gallery"} if "query" in wanted else set()
     both = {"test", "query"} <= wanted  # the test split is query and gallery together
@@ -434,7 +434,9 @@ def fit(
         state, error = resolve(run, device, reader_processes() if workers is None else workers), None
         state.folder, state.began, hooks = folder, began, _all_hooks(run, folder, hooks or ())
         try:
-            _call(hooks, "begin", state)
+            _call(
+                sorted(hooks, key=lambda hook: not isinstance(hook, Checkpoint)), "begin", state
+            )  # others see its step
             if not state.curves:
                 _append(state, measure(state))
             if state.objective is not None:

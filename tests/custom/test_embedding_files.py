@@ -142,6 +142,27 @@ def test_swapped_files_get_one_sentence(files, capsys):
     assert complaint.count("\n") == 1
 
 
+def test_labels_of_a_table_are_taken_as_they_are_written(files):
+    """01 is not 1, and NA is a name; whole numbers match those of an array."""
+    read = lambda: embeddings.read_inputs(files / "t.csv", say=lambda text: None)[1]["label"].tolist()
+    for labels, said in (
+        (["01", "1", "NA", "1e5"], None),
+        (["1", "20", "0", "3"], [1, 20, 0, 3]),
+        (["a", "", "b", "b"], ["a", None, "b", "b"]),
+    ):
+        rows = [f"{label},{i / 7},{i * i / 3}" for i, label in enumerate(labels)]
+        (files / "t.csv").write_text("\n".join(["label,e0,e1", *rows]))
+        assert read() == (said or labels)
+    with pytest.raises(ValueError, match="some labels are missing"):
+        embeddings.class_intervals(np.eye(4), np.array(read(), object), ["recall@1"])
+
+
+def test_queries_of_few_classes_have_no_interval(files):
+    f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
+    (found,) = embeddings.class_intervals(f[:5], y[:5], ["recall@1"], f_gallery=f[5:], labels_gallery=np.roll(y, 5)[5:])
+    assert found["value"] >= 0 and np.isnan([found["low"], found["high"]]).all()
+
+
 def test_a_gallery_its_intervals_and_what_is_relevant(files, capsys):
     f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
     np.savez(files / "query.npz", embeddings=f[::2], labels=y[::2])

@@ -118,6 +118,9 @@ def test_it_is_read_again_and_embeds(model):
     assert f.shape == (2, kept.card["dim"]) and np.isfinite(f).all()
     batch = torch.stack([kept.transform(p, None) for p in (picture, picture.resize((30, 40)))])
     np.testing.assert_allclose(kept.embed(batch), f, atol=1e-5)
+    glass = Image.fromarray(np.uint8(np.random.default_rng(0).integers(0, 255, (60, 90, 4))))  # a file is put on white
+    glass.save(model / "glass.png")
+    np.testing.assert_array_equal(kept.embed([glass]), kept.embed([model / "glass.png"]))
 
 
 @pytest.mark.slow

@@ -99,7 +99,8 @@ def test_other_pictures_of_equal_size_are_another_data_set(photos):
         ("nowhere", "there is no folder"),
         ("photos/colour 1", "holds no images in class folders"),
         ("list.csv", "list.csv, line 2: the image or its label is missing"),
-        ("nul.csv", "nul.csv, line 2: the name of the image holds a zero byte"),
+        ("nul.csv", "nul.csv, line 2: the image or its label holds a tab, a line break or a zero byte"),
+        ("tab.csv", "tab.csv, line 2: the image or its label holds a tab, a line break or a zero byte"),
         ("listed", "labels.csv, line 2: ../nul.csv lies outside of the folder that the list belongs to"),
         ("two.csv", "two.csv, classes of two or more images: 1 to train on, 1 to test on; 10 are needed"),
     ],
@@ -107,6 +108,7 @@ def test_other_pictures_of_equal_size_are_another_data_set(photos):
 def test_what_cannot_be_used_gets_one_sentence(photos, capsys, name, said):
     (photos / "list.csv").write_text("image,label\nphotos/colour 1/0.jpg,\n")
     (photos / "nul.csv").write_text("image,label\na\0.jpg,1\n")
+    (photos / "tab.csv").write_text('image,label\na.jpg,"one\ttwo"\n')
     (photos / "listed").mkdir()
     (photos / "listed/labels.csv").write_text("image,label\n../nul.csv,1\n")
     rows = [f"photos/colour {c}/{i}.{'jpg' if i == 0 else 'png'},{c}" for c in (1, 2) for i in (0, 1)]

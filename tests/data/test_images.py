@@ -220,7 +220,7 @@ def test_files_are_a_lazy_picklable_sequence(tmp_path):
     (files.folder / files.paths[0]).write_bytes(b"no image")  # never asked for below
     part = pickle.loads(pickle.dumps(files.take(torch.tensor([5, 1, 1]))))
     assert part.paths == tuple(files.paths[i] for i in (5, 1, 1)) and len(part.take([])) == 0
-    sizes = part.with_transform(lambda image: image.size)
+    sizes = Files(part.folder, part.paths, lambda image: image.size)
     assert [*sizes] == [(60, 44)] * 3 and sizes[-1] == (60, 44) and sizes[torch.tensor(0)] == (60, 44)
     with pytest.raises(IndexError):
         part[3]

@@ -438,6 +438,25 @@ def test_nested_dimensions_of_any_loss(name):
         assert torch.equal(copied, first) and copied is not first
 
 
+def test_embeddings_of_a_wrapped_loss_are_measured_as_those_of_the_loss_inside():
+    """Only losses whose paper takes the network's raw output are measured on it."""
+    raw = {name for name in LOSSES if not make_loss(name, 4, 6).on_sphere}
+    assert raw == {"angular", "cross_entropy", "lifted", "npair"}
+    for name in LOSSES:
+        for around in (matryoshka(make_loss(name, 4, 6), (3, 6)), s2sd(make_loss(name, 4, 6), 8, dims=(7,))):
+            assert around.on_sphere == (name not in raw), (name, around)
+            assert own.OwnLoss(around).on_sphere == around.on_sphere
+    for kind, more in (("sphereface", {"scale": None}), ("hist", {"lam": 1.0}), ("hyperbolic", {"c": 1.0})):
+        assert make_loss(kind, 4, 6, **more).on_sphere
+
+
+def test_one_network_has_one_recall_whatever_will_train_it():
+    """Before the first step, on the sphere: additions and distances of its own change nothing that is measured."""
+    names = ["MultiSimilarity", "MultiSimilarity + Matryoshka", "Contrastive (D) + Matryoshka", "Hyperbolic"]
+    found = [fit(make_run(TINY, method=name, steps=0), "cpu")["curves"]["test"]["recall@1"] for name in names]
+    assert found == [found[0]] * 4 and len(found[0]) == 1
+
+
 def test_nested_dimensions_take_triplets_and_positives():
     f, i = embeddings(), torch.arange(4)
     triplets = (i, i + 1, i + 4)

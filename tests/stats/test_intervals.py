@@ -60,6 +60,14 @@ def test_replicates_and_classes_are_covered(rng):
         assert 0.94 < ((low <= 0) & (0 <= high)).mean() < 0.962
 
 
+def test_few_groups_are_covered(rng):
+    """Degrees of freedom are those of what there is least of: with R - 1 at least, five groups had 90 %."""
+    for groups in (3, 5):
+        shapes = (0.3, (10_000, 20, 1)), (1, (10_000, 1, groups)), (1, (10_000, 20, groups))
+        _, low, high = crossed_interval(sum(s * rng.normal(size=shape) for s, shape in shapes), np.ones(groups))
+        assert 0.935 < ((low <= 0) & (0 <= high)).mean() < 0.965, groups
+
+
 def judged(validation: list, test: list) -> dict:
     """Curves whose validation and test classes may disagree."""
     steps = [10 * i for i in range(len(test))]

@@ -13,6 +13,7 @@ from dmlstudy import train
 from dmlstudy.core.random import generator
 from dmlstudy.data import loaders as feeds
 from dmlstudy.data.formats import load_images
+from dmlstudy.data.images import Files
 from dmlstudy.data.prepare import prepare
 from dmlstudy.data.splits import first_of_each_class
 from dmlstudy.data.transforms import padded
@@ -324,6 +325,16 @@ def test_a_batch_with_panoramas_is_read_on_the_device(birds, workers):
         alone = feed.transform[True].cut(padded([image]), box[i : i + 1], flips[i : i + 1], size)
         torch.testing.assert_close(x[i : i + 1], alone, atol=1e-5, rtol=0)
     assert next(iter(feed.pieces("train"))).shape == (6, 3, 224, 224)
+
+
+def test_features_of_a_decoded_copy_lie_in_a_file_of_their_own(birds):
+    prepare("cub200", decoded=True)
+    net, images = torch.nn.Module(), feeds.splits_of(make_run(BIRDS, pixels="device"))["train"].images
+    net.stem = torch.nn.Linear(1, 1)
+    files = [
+        feeds._features_file(Files(images.folder, images.paths, decoded=d), net, None) for d in (None, images.decoded)
+    ]
+    assert len({*files}) == 2 and files[1] == feeds._features_file(images, net, None)
 
 
 @pytest.mark.slow
