@@ -34,6 +34,11 @@ from dmlstudy.distances import (
 
 LOSSES: dict[str, type["Loss"]] = {}  # name -> class; a class says its name where it is defined
 
+
+def _register(name: str, loss: type) -> None:  # a class of a notebook never replaces one of the library
+    if name and (loss.__module__ != "__main__" or LOSSES.get(name, loss).__module__ == "__main__"):
+        LOSSES[name] = loss
+
 # %% ../../nbs/20_losses.base.ipynb #14ce76bb
 class Loss(nn.Module):
     "Base of all losses: `loss(f, labels)` or `loss(f, positives=P)` is a scalar of at least 32 bits, with a graph"
@@ -43,14 +48,12 @@ class Loss(nn.Module):
     needs_triplets = in_blocks = sets_slope = False  # cannot do without; in blocks of rows; gradient set by its paper
     takes_positives = takes_targets = False  # in place of labels: a matrix of pairs; rows of weights over the classes
     needs: tuple = ()  # among "n_classes", "dim"
-    normalizes = True  # projects f on the unit sphere itself
+    normalizes, on_sphere = True, property(lambda self: self.normalizes)  # projects f on the sphere; measured there
     lr, lr_factor = None, 1.0  # learning rate of its own parameters; None: lr_factor times the network's
-    on_sphere = property(lambda self: self.normalizes)  # embeddings are measured as unit vectors
 
     def __init_subclass__(cls, name: str = "", **more):
         super().__init_subclass__(**more)
-        if name and (cls.__module__ != "__main__" or LOSSES.get(name, cls).__module__ == "__main__"):
-            LOSSES[name] = cls  # a class of a notebook never replaces one of the library
+        _register(name, cls)
 
     def __init__(
         self,
@@ -187,17 +190,11 @@ def relative(weights: Tensor) -> Tensor:  # (N, M), same shape
     mean = weights.sum(1, keepdim=True) / or_one((weights > 0).sum(1, keepdim=True))
     return weights / or_one(mean)
 
-# %% ../../nbs/20_losses.base.ipynb #e9e704d1
-def _weighed(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    "Exponents with the log of the weights added, in relation to their mean over the row, and where they are above 0"
-    mask = weights > 0
-    return x + torch.where(mask, relative(weights), 1.0).log(), mask
-
 # %% ../../nbs/20_losses.base.ipynb #c49fc3d2
 def log_sum_exp(x: Tensor, mask: Tensor) -> Tensor:
     "log of the sum of exp over the entries (N, M) that the mask keeps, for each row; finite for a row without entries"
-    if mask.dtype != torch.bool:
-        x, mask = _weighed(x, mask)
+    if mask.dtype != torch.bool:  # weights, in relation to their mean over the row
+        x, mask = x + torch.where(mask > 0, relative(mask), 1.0).log(), mask > 0
     if in_transform():
         return torch.where(mask, x, 0.4 * torch.finfo(x.dtype).min).logsumexp(1)
     return _LogSumExp.apply(x, mask)

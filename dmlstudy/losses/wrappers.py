@@ -233,6 +233,12 @@ def _taught(f: Tensor, teachers: list[Tensor], temperature: float) -> Tensor:
     with no_autocast(f):
         return sum(distillation(unit(f), unit(teacher), temperature) for teacher in teachers) / max(1, len(teachers))
 
+# %% ../../nbs/27_losses.wrappers.ipynb #594a5c30
+def _check_features(features: Tensor | None, shape: tuple) -> None:
+    "Refuse a batch without features, or with others than these heads look at"
+    if (got := None if features is None else tuple(features.shape)) != shape:
+        raise ValueError(f"heads need features {shape}: loss(f, labels, features=h); got {got}")
+
 # %% ../../nbs/27_losses.wrappers.ipynb #cd3371dc
 class S2SD(Around):
     "A loss, the same loss on wider heads, and what the embedding learns from their similarities"
@@ -268,8 +274,7 @@ class S2SD(Around):
         own = self.loss(f, labels, triplets, positives)
         if not self.training or not len(f):
             return own
-        if (got := None if features is None else tuple(features.shape)) != (len(f), self.width):
-            raise ValueError(f"heads need features {len(f), self.width}: loss(f, labels, features=h); got {got}")
+        _check_features(features, (len(f), self.width))
         self.steps += 1
         wide = [head(features) for head in self.heads]
         theirs = [loss(g, labels, triplets, positives) for loss, g in zip(self.of_heads, wide, strict=True)]

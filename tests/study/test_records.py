@@ -22,6 +22,7 @@ from work import calls
 from dmlstudy.report import files as report_files
 from dmlstudy.report.files import tidy
 from dmlstudy.study import records, selection
+from dmlstudy.study.methods import METHODS
 from dmlstudy.study.records import batch_file, each_record
 from dmlstudy.study.run import make_run
 from dmlstudy.study.selection import SELECTIONS
@@ -186,6 +187,24 @@ def test_a_record_of_659_classes_and_6_evaluations_is_small():
     assert len(records._line(small)) < 8000 < len(records._line(record))
     found = {**small, "curves": {**small["curves"], "train": {"step": steps, "recall@1": [0.1] * 6}}}
     assert [v.tolist() for v in selection.class_hits(found, "last")] == [hits["2000"], n]
+
+
+RAW = "angular", "cross_entropy", "lifted", "npair"  # measured on the raw output, as their papers do
+SAME = "dataset replicate seed train_classes fold model embed_dim weights train_stem head freeze_bn transform precision"
+
+
+@pytest.mark.slow
+@each("name, file", lambda: {file.stem: file for file in sorted(COMMITTED.parent.glob("*.jsonl"))})
+def test_one_network_has_one_recall_before_it_is_trained(name, file):
+    """A row on the sphere that differs there is measured otherwise than the others, so its effects are none."""
+    found = {}
+    for record in whole(file):
+        run, test = record["run"], record["curves"].get("test")
+        if test and test["step"][0] == 0 and METHODS[run["method"]].loss not in RAW:
+            made = record["made"].get("device"), record["made"].get("versions", {}).get("torch")
+            found.setdefault((*made, *map(run.get, SAME.split())), {})[run["method"]] = test["recall@1"][0]
+    for rows in found.values():
+        assert len({*rows.values()}) == 1, rows
 
 
 @each("name, file", lambda: {file.stem: file for file in sorted(COMMITTED.parent.glob("*.jsonl"))})
