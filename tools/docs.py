@@ -36,6 +36,8 @@ FIRST = ("which_loss", "from_scratch", "own_images", "own_loss")
 FIRST += ("tuned", "reality", "sec_sign", "roth_table2", "sec_main")
 # what a word is for the search: methods are written Proxy-Anchor and ProxyAnchor; "which" is a word, and none is cut
 SEARCH = {"separator": r"[\s\u200b\-,:!?=\[\]()\"'/.]+|(?!\b)(?=[A-Z][a-z])", "pipeline": ["trimmer"]}
+# of five digits, or with a point: no word that a reader looks for
+NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d[\d.,]*|\d{4,})(?!\w)")
 EXPORTER = MarkdownExporter(exclude_input_prompt=True, exclude_output_prompt=True)
 WEIGHT = {
     "tutorials": 3,
@@ -361,6 +363,16 @@ def results(tables: list[dict]) -> list:  # pages and sections of the navigation
     return ["outputs/tables/index.md", *sections, "outputs/claims.md", "outputs/errata.md"]
 
 
+def without_numbers() -> None:
+    """Take long numbers out of the search: its tree of words (lunr's) mixes some of them up, and then finds nothing."""
+    for file in (SITE / "search").glob("search_index.js*"):
+        _, before, index = file.read_text(encoding="utf-8").rpartition("var __index = ")
+        index = json.loads(index)
+        for part in index["docs"]:
+            part["text"] = NUMBER.sub(" ", part["text"])
+        write(file, before + json.dumps(index, ensure_ascii=False, separators=(",", ":")))
+
+
 def main() -> None:
     shutil.rmtree(ROOT / "_docs", ignore_errors=True)
     start = with_math(BADGE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))).replace(".ipynb)", ".md)")
@@ -414,6 +426,7 @@ def main() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit("\n".join(line for line in done.stderr.splitlines() if not line.startswith("INFO")))
+    without_numbers()
     print(f"{len([*SITE.rglob('*.html')])} pages: {SITE / 'index.html'}")
 
 

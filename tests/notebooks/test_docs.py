@@ -95,6 +95,13 @@ def tab(site, tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_search_takes_words_that_begin_with_a_digit(site, tab):
+    """Words of many digits, mixed up, made it fail for each word with the same first digit."""
+    for digit in "0123456789":
+        tab.open(f"file://{site}/index.html?q={digit}", "document.querySelector('.md-search-result__item a')")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, page, first",
     [
