@@ -27,12 +27,6 @@ from ..metrics.retrieval import RETRIEVAL, one_tensor
 _TABLES, _LABELS, _LISTS = (".csv", ".tsv", ".parquet"), ("label", "labels", "class", "target"), ("embedding", "vector")
 
 
-def _classes(written: list) -> list:  # None: empty
-    "Labels as they are written, so that 01 and 1 are two; whole numbers as such where nothing is lost"
-    plain = all(text.isdecimal() and str(int(text)) == text for text in written)
-    return [int(text) if plain else text or None for text in written]
-
-
 def _frame(file: Path, labels: Sequence[str]):  # a table of pandas, which arrays do without
     "A table, its columns named"
     import pandas as pd
@@ -43,8 +37,12 @@ def _frame(file: Path, labels: Sequence[str]):  # a table of pandas, which array
         with open(file, encoding="utf-8-sig") as lines:
             mark = max(",;\t", key=(first := next(lines, "")).count)
         named = lambda name: name in labels or name.lower() in _LABELS or mark not in first
-        text = pd.read_csv(file, sep=mark, usecols=named, dtype=str, keep_default_na=False)
-        table = pd.read_csv(file, sep=mark).assign(**{name: _classes([*text[name].str.strip()]) for name in text})
+        words = pd.read_csv(file, sep=mark, usecols=named, dtype=str, na_filter=False)
+        table = pd.read_csv(file, sep=mark)
+        for name in words:  # as written, so that 01 and 1 are two, and NA is a name; numbers where that loses nothing
+            text, numbers = words[name].str.strip(), pd.to_numeric(words[name], errors="coerce")
+            same = (numbers.astype(str) == text).all()
+            table[name] = numbers if same else text.mask(text.str.lower().isin(["", "nan"]))
     except ImportError as error:
         raise ValueError(f"{file} needs pyarrow: pip install 'dmlstudy[formats]'") from error
     except (ValueError, UnicodeError) as error:

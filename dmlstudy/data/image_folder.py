@@ -110,6 +110,8 @@ def _class_rows(place: Path, split: str = "") -> list[tuple[str, str, str, str]]
             inner = [(entry.name, f"{entry.name}/{e.name}") for e in _seen(entry)] if entry.is_dir() else []
             found = inner or [("", entry.name)]
             rows += [(one.name, f"{before}{one.name}/{p}", split, v) for v, p in found if p.lower().endswith(_IMAGES)]
+    if odd := [path for _, path, *_ in rows if not {*"\t\n\r"}.isdisjoint(path)]:
+        raise ValueError(f"{place} holds {odd[0]!r}, with a tab or a line break in its name: rename it")
     return rows
 
 

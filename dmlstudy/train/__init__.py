@@ -241,13 +241,15 @@ class Progress:
         self.bar, self.tell, self.every, self.scores, self.shown = bar, tell, every, {}, None
 
     def begin(self, state: State) -> None:
-        run, self.first, self.began = state.run, state.step, time.perf_counter()
-        self.said, name = self.began, f"{run.method}, {run.dataset}"
-        args = dict(total=run.steps * run.batch_size, initial=state.step * run.batch_size, unit="image")
-        self.shown = tqdm(desc=name, disable=not self.bar, unit_scale=True, smoothing=0.05, **args)
+        self.first, self.shown, self.began = None, None, time.perf_counter()
+        self.said = self.began
 
     def after_step(self, state: State, now: Step) -> None:
         moment, run, done = time.perf_counter(), state.run, state.step
+        if self.first is None:  # a checkpoint may have been gone on from
+            self.first, size = done - 1, run.batch_size
+            args = dict(total=run.steps * size, initial=self.first * size, unit="image", disable=not self.bar)
+            self.shown = tqdm(desc=f"{run.method}, {run.dataset}", unit_scale=True, smoothing=0.05, **args)
         if moment - self.said < self.every and done < run.steps:
             return
         self.said, each = moment, (moment - self.began) / (done - self.first)  # seconds a step, with its evaluations
@@ -260,10 +262,8 @@ class Progress:
             self.tell(news | {"images_per_second": rate, "seconds_left": left})
 
     def measured(self, state: State, step: int, values: Mapping) -> None:
-        part = next((part for part in ("validation", "test") if part in values), None)
-        if part is None:
-            return
-        self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
+        if part := next((part for part in ("validation", "test") if part in values), None):
+            self.scores = {f"{part} recall@1": f"{100 * values[part]['recall@1']:.1f} %"}
 
     def end(self, state: State, error: BaseException | None) -> None:
         if self.shown is not None:
@@ -434,9 +434,7 @@ def fit(
         state, error = resolve(run, device, reader_processes() if workers is None else workers), None
         state.folder, state.began, hooks = folder, began, _all_hooks(run, folder, hooks or ())
         try:
-            _call(
-                sorted(hooks, key=lambda hook: not isinstance(hook, Checkpoint)), "begin", state
-            )  # others see its step
+            _call(hooks, "begin", state)
             if not state.curves:
                 _append(state, measure(state))
             if state.objective is not None:

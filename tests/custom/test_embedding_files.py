@@ -148,6 +148,8 @@ def test_labels_of_a_table_are_taken_as_they_are_written(files):
     for labels, said in (
         (["01", "1", "NA", "1e5"], None),
         (["1", "20", "0", "3"], [1, 20, 0, 3]),
+        (["1.0", "2.0", "1.0", "3.0"], [1, 2, 1, 3]),
+        (["a", "nan", "b", "b"], ["a", None, "b", "b"]),
         (["a", "", "b", "b"], ["a", None, "b", "b"]),
     ):
         rows = [f"{label},{i / 7},{i * i / 3}" for i, label in enumerate(labels)]

@@ -93,6 +93,14 @@ def test_other_pictures_of_equal_size_are_another_data_set(photos):
     assert resolve_folder(f"folder:{place}") != before
 
 
+def test_a_name_with_a_tab_is_refused_before_anything_is_trained(photos):
+    """It would part a line of an exported model's list of names."""
+    first = next((photos / "photos").rglob("*.*"))
+    first.rename(first.with_name(f"a\tb{first.suffix}"))
+    with pytest.raises(ValueError, match=r"holds .*a\\tb.*, with a tab or a line break in its name: rename it"):
+        folder_rows(photos / "photos")
+
+
 @pytest.mark.parametrize(
     "name, said",
     [

@@ -450,6 +450,7 @@ def test_embeddings_of_a_wrapped_loss_are_measured_as_those_of_the_loss_inside()
         assert make_loss(kind, 4, 6, **more).on_sphere
 
 
+@pytest.mark.slow
 def test_one_network_has_one_recall_whatever_will_train_it():
     """Before the first step, on the sphere: additions and distances of its own change nothing that is measured."""
     names = ["MultiSimilarity", "MultiSimilarity + Matryoshka", "Contrastive (D) + Matryoshka", "Hyperbolic"]

@@ -557,9 +557,9 @@ def test_a_run_stopped_within_an_epoch_goes_on(tmp_path, sampler, method):
     with pytest.raises(KeyboardInterrupt):
         fit(run, "cpu", tmp_path / "run", [stop_at(3), Checkpoint(every=0)])
     assert torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["state"]["step"] == 2
-    begun = SimpleNamespace(begin=lambda state: begun.steps.append(state.step), steps=[])  # speed is counted from there
-    assert content(fit(run, device="cpu", folder=tmp_path / "run", hooks=[begun])) == content(whole)
-    assert begun.steps == [2]
+    shown = Progress(every=0)
+    assert content(fit(run, device="cpu", folder=tmp_path / "run", hooks=[shown])) == content(whole)
+    assert shown.first == 2 and shown.shown.initial == 2 * run.batch_size  # speed is counted from there
 
 
 @pytest.mark.parametrize(
