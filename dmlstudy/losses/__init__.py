@@ -80,7 +80,7 @@ def make_loss(
             subcenter_arcface(n_classes, dim, margin=0.5, scale=64.0, sub_centers=3, lr=0.0005, seed=0)  Deng et al., 2020
             center_contrastive(n_classes, dim, scale=64.0, margin=0.2, weight=1.0, lr=None, seed=0)  Cai, Xiong and Tian, 2023
             potential_field(n_classes, dim, alpha=4.0, delta=0.2, per_class=2, lr=None, seed=0)  Bhatnagar and Ahuja, 2025
-            cross_entropy(n_classes, dim, label_smoothing=0.1, lr=None, seed=0)  Boudiaf et al., 2020
+            cross_entropy(n_classes, dim, label_smoothing=0.1, lr=None, seed=0, on_sphere=False)  Boudiaf et al., 2020
             mean_field(n_classes, dim, pos_margin=0.02, neg_margin=0.3, reg=0.1, lr=None, seed=0)  Furusawa, 2024
             hist(n_classes, dim, tau=32.0, alpha=1.1, lam=0.0, lr=0.1, seed=0)  Lim et al., 2022
             smooth_ap(tau=0.01)  Brown et al., 2020

@@ -294,9 +294,10 @@ class CrossEntropyLoss(ProxyLoss, name="cross_entropy"):
         lr: of weights and bias; None: the network's
         seed: of the first weights
         variant: published is the same
+        on_sphere: a run measures directions of embeddings; the value stays that of raw ones
     """
 
-    normalizes, on_sphere, takes_targets = False, False, True
+    normalizes, takes_targets = False, True
 
     def __init__(
         self,
@@ -306,10 +307,12 @@ class CrossEntropyLoss(ProxyLoss, name="cross_entropy"):
         lr: float | None = None,  # of weights and bias; None: the network's
         seed: int = 0,  # of the first weights
         variant: str = "corrected",  # published is the same
+        on_sphere: bool = False,  # a run measures directions of embeddings; the value stays that of raw ones
     ):
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
         check_numbers(self, under=1, label_smoothing=label_smoothing)
-        self.label_smoothing, self.bias = label_smoothing, nn.Parameter(torch.zeros(self.n_classes))
+        self.label_smoothing, self.on_sphere = label_smoothing, on_sphere
+        self.bias = nn.Parameter(torch.zeros(self.n_classes))
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         f, weights, _ = self.prepared(f, labels)
