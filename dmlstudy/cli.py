@@ -156,7 +156,7 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
     "Read folders of images, say what is in them, and choose a profile for photographs"
     from dmlstudy.data.image_folder import folder_summary, load_folder, resolve_folder
 
-    args.datasets = [resolve_folder(name) for name in names(args.datasets)]
+    args.datasets = [*dict.fromkeys(map(resolve_folder, names(args.datasets)))]
     folders = [name for name in args.datasets if is_folder(name)]
     if folders:
         args.profile = "photos" if args.profile == "glyphs" else args.profile
@@ -460,12 +460,12 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
         ahead = len(labels) * seconds_ahead(f, first, wanted, gallery[0], gallery[1].get(level), rounds)
         print(f"this takes about {duration(ahead)}" + ("; --no-intervals is faster" if rounds > 1 else ""), flush=True)
     table = pd.DataFrame(embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals))
-    if args.csv:
-        table.to_csv(args.csv, index=False, na_rep="nan")
     why = "without classes" if not labels else "not asked" if args.no_intervals else "they need 20 classes"
     said = f"no intervals, {why}" if table["low"].isna().all() else "95 % intervals over classes"
     print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; {said}")
     print(table.to_string(index=False, float_format="{:.4f}".format, na_rep="nan"))
+    if args.csv:
+        table.to_csv(args.csv, index=False, na_rep="nan")
     return 0
 
 # %% ../nbs/99_cli.ipynb #f1d0c003
@@ -729,6 +729,8 @@ def _called(words: Sequence[str]) -> int:  # exit status
     if words and not words[0].startswith("-"):
         lookup("command", words[0], COMMANDS)
     args = _parsed(words)
+    for stream in (s for s in (sys.stdout, sys.stderr) if hasattr(s, "reconfigure")):
+        stream.reconfigure(errors="backslashreplace")  # names of files may be of no encoding
     warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
     if getattr(args, "profile", ""):
         from dmlstudy.study.config import PROFILES

@@ -18,7 +18,7 @@ from ..core.paths import outputs
 from ..core.text import SHOWN, is_folder
 from ..report.files import write_figure, write_table
 from ..stats.decisions import COMPARED, verdict
-from ..stats.intervals import seeds_needed, t_interval
+from ..stats.intervals import t_interval
 from ..stats.sequential import look_interval
 from ..study.config import PROFILES, keep_choice, methods_of, run_of
 from ..study.executor import record_for
@@ -174,9 +174,7 @@ def standing(
             labels = {label: named[b] for label, b in others_of if b != m}
             row |= effect_row(own, labels, t_interval, change)
             if "difference" in labels:
-                d = (own["recall@1"] - labels["difference"]["recall@1"]).dropna()
-                needed = seeds_needed(d.mean(), d.std()) if len(d) > 1 else None
-                row |= {"paired seeds": len(d), "seeds to decide": np.nan if needed is None else needed}
+                row["paired seeds"] = len((own["recall@1"] - labels["difference"]["recall@1"]).dropna())
             rows.append(row | {"against": next(iter(named), ""), "unit": "replicates" if redraws else "seeds"})
     return pd.DataFrame(rows, columns=None if rows else ["dataset", "method", "yours", "baseline"])
 

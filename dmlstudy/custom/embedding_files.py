@@ -10,8 +10,10 @@ __all__ = ['vector_columns', 'read_embeddings', 'read_labels', 'read_matrix', 'r
 import json
 import re
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -24,6 +26,7 @@ from ..metrics.clustering import CLUSTERING
 from ..metrics.retrieval import RETRIEVAL, one_tensor
 
 # %% ../../nbs/92_custom.embedding_files.ipynb #e61cd857
+_NUMBER = re.compile(r"(?i)\s*[+-]?\d*\.?\d+(e[+-]?\d+)?(\.\d+)?\s*")  # pandas adds .1 to the second of a name
 _TABLES, _LABELS, _LISTS = (".csv", ".tsv", ".parquet"), ("label", "labels", "class", "target"), ("embedding", "vector")
 
 
@@ -31,23 +34,26 @@ def _frame(file: Path, labels: Sequence[str]):  # a table of pandas, which array
     "A table, its columns named"
     import pandas as pd
 
+    wrong = ValueError, UnicodeError, pd.errors.ParserWarning  # the last: lines that are longer than the first
     try:
         if file.suffix.lower() == ".parquet":
             return pd.read_parquet(file)
         with open(file, encoding="utf-8-sig") as lines:
             mark = max(",;\t", key=(first := next(lines, "")).count)
         named = lambda name: name in labels or name.lower() in _LABELS or mark not in first
-        words = pd.read_csv(file, sep=mark, usecols=named, dtype=str, na_filter=False)
-        table = pd.read_csv(file, sep=mark)
+        words = pd.read_csv(file, sep=mark, usecols=named, index_col=False, dtype=str, na_filter=False)
+        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+            table = pd.read_csv(file, sep=mark, index_col=False)
         for name in words:  # as written, so that 01 and 1 are two, and NA is a name; numbers where that loses nothing
             text, numbers = words[name].str.strip(), pd.to_numeric(words[name], errors="coerce")
             same = (numbers.astype(str) == text).all()
             table[name] = numbers if same else text.mask(text.str.lower().isin(["", "nan"]))
     except ImportError as error:
         raise ValueError(f"{file} needs pyarrow: pip install 'dmlstudy[formats]'") from error
-    except (ValueError, UnicodeError) as error:
+    except wrong as error:
         raise ValueError(f"{file} is damaged, or not a table: {error}") from error
-    if all(str(name).replace(".", "").replace("-", "").isdecimal() for name in table.columns):
+    numbers = [name.strip() for name in table.columns if _NUMBER.fullmatch(name)]
+    if len(numbers) == table.shape[1] or not all(map(str.isdecimal, numbers)):
         raise ValueError(f"{file} has no line of column names: add one, such as label,e0,e1")
     return table
 
@@ -88,10 +94,10 @@ def vector_columns(
     "Choose the columns that are dimensions of an embedding"
     others = [name for name in table.columns if name not in labels]
     if dimensions:
-        found = [name for name in others if any(fnmatchcase(str(name), mark) for mark in dimensions)]
-        for mark in dimensions:
-            if not any(fnmatchcase(str(name), mark) for name in others):
-                lookup("column", mark, [*map(str, others)])
+        named = {mark: [name for name in others if fnmatchcase(str(name), mark)] for mark in dimensions}
+        for mark in (mark for mark, some in named.items() if not some):
+            lookup("column", mark, [*map(str, others)])
+        found = [*dict.fromkeys(name for some in named.values() for name in some)]
     else:
         numbers = table[others].select_dtypes("number")
         whole = {name for name, v in numbers.items() if len(v) > 2 and (v == v.round()).all()}
@@ -101,13 +107,13 @@ def vector_columns(
     return found, [name for name in others if name not in found]
 
 
-def _vectors(table, file: Path, labels: Mapping, dimensions: Sequence[str], say: Callable) -> np.ndarray:
-    "One column of lists, or the columns that are dimensions"
+def _vectors(table, file: Path, labels: Mapping, dimensions: Sequence[str], say: Callable) -> tuple[np.ndarray, list]:
+    "One column of lists, or the columns that are dimensions, and their names"
     name = next((name for name in table.columns if str(name).lower() in _LISTS), None)
     if name and not dimensions:
         try:
             rows = [json.loads(x) if isinstance(x, str) else x for x in table[name]]
-            return np.array([np.asarray(row, np.float32) for row in rows])
+            return np.array([np.asarray(row, np.float32) for row in rows]), []
         except (ValueError, TypeError) as error:
             raise ValueError(f"{file}: not every {name!r} is a list of numbers, all equally long ({error})") from error
     found, rest = vector_columns(table, [*labels], dimensions)
@@ -117,11 +123,24 @@ def _vectors(table, file: Path, labels: Mapping, dimensions: Sequence[str], say:
     ends = f"{found[0]} to {found[-1]}" if len(found) > 1 else found[0]
     say(f"{len(found)} dimensions: {ends}" + (f"; not taken: {', '.join(map(str, rest))}" if rest else ""))
     try:
-        return table[found].to_numpy(np.float32)
+        return table[found].to_numpy(np.float32), [*map(str, found)]
     except ValueError as error:
         raise ValueError(f"{file}: the columns {ends} are not all numbers ({error})") from error
 
 # %% ../../nbs/92_custom.embedding_files.ipynb #vectors2
+def _read(file: str | Path, columns: Sequence[str], dimensions: Sequence[str], say: Callable) -> tuple:
+    "Embeddings, labels and the names of the columns that are dimensions"
+    found = _contents(file, columns)
+    if isinstance(found, np.ndarray):
+        return found, {}, []
+    if isinstance(found, Mapping):
+        y = {name: found[name] for name in columns or ["labels"] if name in found}  # others may be in a file of labels
+        y = y if columns or not y else _by_level(y["labels"])
+        return lookup("array of the file", "embeddings", found), y, []
+    f, names = _vectors(found, Path(file), labels := _levels(found, columns), dimensions, say)
+    return f, labels, names
+
+
 def read_embeddings(
     file: str | Path,  # .npy, .npz, .csv, .tsv, .parquet
     columns: Sequence[str] = (),  # its labels, a level each; none: label or class, of an .npz labels
@@ -129,14 +148,7 @@ def read_embeddings(
     say: Callable[[str], None] = lambda text: None,  # hears which columns are dimensions
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # (N, D); level -> labels (N,), as far as the file has some
     "Embeddings of a file, and its labels"
-    found = _contents(file, columns)
-    if isinstance(found, np.ndarray):
-        return found, {}
-    if isinstance(found, Mapping):
-        y = {name: found[name] for name in columns or ["labels"] if name in found}  # others may be in a file of labels
-        return lookup("array of the file", "embeddings", found), y if columns or not y else _by_level(y["labels"])
-    labels = _levels(found, columns)
-    return _vectors(found, Path(file), labels, dimensions, say), labels
+    return _read(file, columns, dimensions, say)[:2]
 
 # %% ../../nbs/92_custom.embedding_files.ipynb #6af5d479
 def _by_level(labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -182,9 +194,10 @@ def read_inputs(
     say: Callable[[str], None] = print,
 ) -> tuple[np.ndarray, dict, np.ndarray | None, dict, np.ndarray | None]:  # f, labels, the same of a gallery, relevance
     "Read what an evaluation needs, and refuse what does not fit together"
-    f, y = read_embeddings(file, columns, dimensions, say)
+    f, y, names = _read(file, columns, dimensions, say)
     y = read_labels(labels, columns) if labels else y
-    f_gallery, y_gallery = read_embeddings(gallery, columns, dimensions, say) if gallery else (None, {})
+    same = [*map(escape, names)] or dimensions  # a gallery's columns are found by name, whatever their order
+    f_gallery, y_gallery, _ = _read(gallery, columns, same, say) if gallery else (None, {}, [])
     y_gallery = read_labels(gallery_labels, columns) if gallery_labels else y_gallery
     matrix = read_matrix(relevance) if relevance else None
     if matrix is None and not y:
@@ -193,15 +206,18 @@ def read_inputs(
         raise ValueError(f"{file} holds labels and {labels} embeddings: name the embeddings first")
     if f.ndim != 2 or matrix is None and any(level.shape != f.shape[:1] for level in y.values()):
         shapes = " and ".join(str(level.shape) for level in y.values())
-        raise ValueError(f"embeddings are (N, D) and labels (N,); got {f.shape} and {shapes}")
+        first = "; the first line of a table names its columns" if [len(f) - 1] == [*{*map(len, y.values())}] else ""
+        raise ValueError(f"embeddings are (N, D) and labels (N,); got {f.shape} and {shapes}{first}")
     return f, {} if relevance else y, f_gallery, y_gallery, matrix
 
 # %% ../../nbs/92_custom.embedding_files.ipynb #e7a1c002
 def _group_jackknife(scores: Callable, classes: int, rng: np.random.Generator, restarts: int) -> dict:
     "Value and bounds of each metric that `scores(classes kept)` gives, from ten tenths of the classes left out in turn"
     group, tenths, found = rng.permutation(np.arange(classes) % 10), range(10), {}
-    parts = [scores(group != g) for g in tqdm(tenths, "tenths left out", leave=False, delay=5)]
-    for name, value in scores(group >= 0).items():
+    whole = scores(group >= 0)  # first: what is wrong with the data is said of all of them, once
+    with warnings.catch_warnings(action="ignore"):
+        parts = [scores(group != g) for g in tqdm(tenths, "tenths left out", leave=False, delay=5)]
+    for name, value in whole.items():
         own, luck = (np.array([part.get(n, 0.0) for part in parts]) for n in (name, f"{name}_std"))
         size = max(1.0, np.abs(own).max())  # divided by, since squares of 1e300 overflow
         spread = 9 * (own / size).var()  # (G - 1) / G, of a sum
@@ -212,10 +228,12 @@ def _group_jackknife(scores: Callable, classes: int, rng: np.random.Generator, r
 
 # %% ../../nbs/92_custom.embedding_files.ipynb #82codes1
 def _codes(labels: np.ndarray) -> tuple[np.ndarray, int]:  # (N,), in the order in which classes come; their number
-    known: dict = {}
-    if any(y is None or y != y for y in labels.tolist()):
+    known, labels = {}, labels.tolist()
+    if any(y is None or y != y for y in labels):
         raise ValueError("some labels are missing or NaN: leave these embeddings out")
-    return np.array([known.setdefault(y, len(known)) for y in labels.tolist()]), len(known)
+    if len({isinstance(y, str) for y in labels}) > 1:  # of two files, one of which holds words as well
+        labels = [*map(str, labels)]
+    return np.array([known.setdefault(y, len(known)) for y in labels]), len(known)
 
 # %% ../../nbs/92_custom.embedding_files.ipynb #clsintvl
 def class_intervals(
@@ -282,10 +300,12 @@ def seconds_ahead(
     pairs = [(f, labels)] + ([] if f_gallery is None else [(f_gallery, labels_gallery)])
     codes, classes = _codes(np.concatenate([y for _, y in pairs]))
     kept = max(2, round(classes * some / max(len(x) for x, _ in pairs)))
-    kept = np.split(np.random.default_rng(0).permutation(classes)[codes] < kept, [len(f)])
+    order = np.r_[0, 1, 2 + np.random.default_rng(0).permutation(max(classes - 2, 0))]  # two of the queries come first
+    kept = np.split(np.isin(codes, order[:kept]), [len(f)])
     (x, y), *gallery = ((x[at], y[at]) for (x, y), at in zip(pairs, kept, strict=False))
     began = time.perf_counter()
-    class_intervals(x, y, metrics, False, 0, 5, *(part for pair in gallery for part in pair))
+    with warnings.catch_warnings(action="ignore"):  # about a part
+        class_intervals(x, y, metrics, False, 0, 5, *(part for pair in gallery for part in pair))
     seconds = time.perf_counter() - began
     sizes = [len(f) / max(len(x), 1)] + [len(f_gallery) / max(len(g), 1) for g, _ in gallery]
     return rounds * seconds * sizes[0] * sizes[-1]

@@ -326,14 +326,15 @@ def load(
 ) -> Kept:
     "Load an exported model"
     folder = Path(folder)
-    if missing := [name for name in ("card.json", "model.safetensors") if not (folder / name).is_file()]:
+    files = "card.json", "model.safetensors", "embeddings.npy", "names.txt"
+    if missing := [name for name in files if not (folder / name).is_file()]:
         raise FileNotFoundError(f"{folder} holds no model, {missing[0]} is missing: dmlstudy run --datasets folder:DIR")
     try:
-        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-    except ValueError as error:
+        known = (card := json.loads((folder / "card.json").read_text(encoding="utf-8")))["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / 'card.json'} is damaged ({error}): keep the model again") from None
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    if digest != card["sha256"]:
+    if digest != known:
         raise ValueError(f"{folder / 'model.safetensors'} is not the file of card.json: its SHA-256 is {digest}")
     run = make_run(card["run"])
     network = _network(run, read_weights(folder / "model.safetensors"))
@@ -387,11 +388,13 @@ def nearest_others(
     engine: str = "exact",  # as for `Kept.nearest`
 ) -> tuple[np.ndarray, np.ndarray, int]:  # distances (N, k), lines of names.txt (N, k), copies that were left out
     "Find the nearest images that are not the query's own file"
-    distances, rows = model.nearest(f, k + 4, engine)
-    paths = [Path(model.card["images"]) / name for name, _ in model.names()]
-    own = np.zeros(rows.shape, bool)
-    for i, j in zip(*np.nonzero(distances < 0.05), strict=True):
-        own[i, j] = paths[rows[i, j]].is_file() and filecmp.cmp(files[i], paths[rows[i, j]], shallow=False)
+    paths, reach, few = [Path(model.card["images"]) / name for name, _ in model.names()], k + 4, True
+    while few:
+        distances, rows = model.nearest(f, reach, engine)
+        own = np.zeros(rows.shape, bool)
+        for i, j in zip(*np.nonzero(distances < 0.05), strict=True):
+            own[i, j] = paths[rows[i, j]].is_file() and filecmp.cmp(files[i], paths[rows[i, j]], shallow=False)
+        few, reach = (~own).sum(1).min() < k and rows.shape[1] == reach, 4 * reach
     k = min(k, int((~own).sum(1).min()))
     order = np.argsort(own, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(distances, order, 1), np.take_along_axis(rows, order, 1), int(own.sum())
@@ -416,7 +419,7 @@ def find(
         for image, near, at in zip(images, distances, rows, strict=True)
         for rank, (d, i) in enumerate(zip(near, at, strict=True), 1)
     ]
-    return pd.DataFrame(ranked)
+    return pd.DataFrame(ranked, columns=["query", "rank", "distance", "class", "image", "row"])
 
 # %% ../../nbs/95_custom.export.ipynb #8ef9885a
 def draw_found(
@@ -456,8 +459,11 @@ def judge_folder(
     out(str(write_table(stem, rows, printed, " ".join(said), notes, "custom")))
     folder = outputs() / "custom" / "models" / stem
     asked = {"row": row, "methods": [*methods], **asdict(folds), "rounds": [*folds.rounds]}
-    card = json.loads((folder / "card.json").read_text()) if (folder / "card.json").is_file() else {}
-    if card.get("asked") != asked:
+    try:  # it is whole, or made again
+        whole = (card := load(folder).card).get("asked") == asked
+    except (OSError, ValueError):
+        whole = False
+    if not whole:
         card = keep_model(row, folds, rows.set_index("method").loc[row], folder, asked)
     out(threshold_said(card["verification"]))
     out(f"{folder}: {row}, exported; dmlstudy search --model {folder} IMAGE")

@@ -329,15 +329,15 @@ def try_out(
 @contextmanager
 def _importable(files: list[Path]) -> Iterator[None]:
     "For a while the folder of the first file is on the path, and modules beside it are read anew"
-    folder = str(files[0].parent)
-    for name, module in [*sys.modules.items()]:
-        if Path(getattr(module, "__file__", None) or "") in files:
-            del sys.modules[name]
-    sys.path.insert(0, folder)
+    folder = files[0].parent
+    own = {file.relative_to(folder).parts[0].removesuffix(".py") for file in files} - sys.stdlib_module_names
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:  # of this folder, or of another
+        del sys.modules[name]
+    sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(str(folder))
 
 # %% ../../nbs/68_custom.losses.ipynb #8f6380f6
 _read: dict[Path, tuple[str, list[str]]] = {}

@@ -118,8 +118,8 @@ def serve(
     "A server of one page, for this machine alone"
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), _Finder)
-    except OSError as error:
-        raise ValueError(f"port {port} cannot be used here ({error.strerror}): give another --port") from None
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"port {port} cannot be used here ({error}): give another --port") from None
     server.daemon_threads, server.one_at_a_time = True, threading.Lock()
     cut = threshold_said(model.card["verification"])
     server.model, server.how = model, (k, engine)

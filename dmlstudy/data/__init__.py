@@ -12,7 +12,7 @@ from ..core.checks import lookup
 from ..core.text import is_folder
 from .formats import SOURCES, load_images
 from .glyphs import RECIPES, load_glyphs
-from .image_folder import load_folder
+from .image_folder import load_folder, resolve_folder
 from .omniglot import SETS, load_omniglot
 from .splits import Data
 
@@ -44,5 +44,5 @@ def make_data(
     """
     options = {"strict": strict, "decoded": decoded} if name in SOURCES else {}
     if is_folder(name):
-        return load_folder(name).replicate(replicate, train_classes)
+        return load_folder(resolve_folder(name)).replicate(replicate, train_classes)
     return lookup("data set", name, DATASETS)(name, root, **options).replicate(replicate, train_classes)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FACES', 'SANS', 'SIDE', 'JITTER', 'VIEWS', 'PREPROCESSING', 'RECIPES', 'CHECKSUMS', 'faces_of', 'ink', 'on_square',
-           'class_lists', 'bitmap', 'warp', 'affine_maps', 'random_stream', 'render', 'views', 'render_set',
-           'attributes', 'checksum', 'cached_parts', 'load_parts', 'load_glyphs']
+           'class_lists', 'bitmap', 'warp', 'affine_maps', 'random_stream', 'render', 'views', 'render_set', 'checksum',
+           'cached_parts', 'load_parts', 'load_glyphs']
 
 # %% ../../nbs/43_data.glyphs.ipynb #cac4ff71
 import functools
@@ -270,24 +270,6 @@ def render_set(
             images = images[:, None]
         out[f"{part}_images"], out[f"{part}_labels"] = images, np.repeat(np.arange(len(points)), n)
     return out
-
-# %% ../../nbs/43_data.glyphs.ipynb #5a1e0c02
-def attributes(
-    name: str,  # one of RECIPES without a shop
-    part: str = "test",  # train or test
-) -> dict[str, np.ndarray]:  # attribute -> (N,) of strings, in the order of the images
-    "Script and case of the letters of a set, and family, weight and slant of their faces"
-    recipe = RECIPES[name]
-    points, n = class_lists()[getattr(recipe, part)], getattr(recipe, f"{part}_images")
-    shown = [(chr(p), faces_of()[p][j % len(faces_of()[p])]) for p in points for j in range(n)]
-    what = {
-        "script": lambda c, face: unicodedata.name(c).split()[0].lower(),
-        "case": lambda c, face: "upper" if c.isupper() else "lower" if c.islower() else "none",
-        "family": lambda c, face: next(f for f in ("DejaVuSansMono", "DejaVuSans", "DejaVuSerif", "STIX") if f in face),
-        "weight": lambda c, face: "bold" if "Bol" in face else "regular",
-        "slant": lambda c, face: "slanted" if "Obl" in face or "Ita" in face else "upright",
-    }
-    return {kind: np.array([of(*one) for one in shown]) for kind, of in what.items()}
 
 # %% ../../nbs/43_data.glyphs.ipynb #f7c9aa67
 CHECKSUMS = {

@@ -14,8 +14,11 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -29,7 +32,7 @@ from .images import Files, _state, leaves, opened, to_rgb, verify
 from .splits import Data, Split, keep_classes, take
 
 # %% ../../nbs/48_data.image_folder.ipynb #3a29b535
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif", ".heic", ".heif")
+_IMAGES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif", ".heic", ".heif")
 _LISTS = (".csv", ".tsv")
 _DIGEST = re.compile(r"#([0-9a-f]{8})$")
 
@@ -81,6 +84,8 @@ def _listed(place: Path, inside: bool) -> list[tuple[str, str, str, str]]:
         raise ValueError(f"{place} names no image")
     lines, parted = {}, any(row.get("split") for _, row in rows)
     for n, row in rows:
+        if any(row.get(None) or ()):
+            raise ValueError(f"{place}, line {n}: it is longer than the first; a name with a comma stands in quotes")
         row |= {name: (row.get(name) or "").strip() for name in _COLUMNS}
         if not row["image"] or not row["label"]:
             raise ValueError(f"{place}, line {n}: the image or its label is missing")
@@ -166,8 +171,9 @@ def _look(file: Path) -> tuple[np.ndarray, float]:  # (768,) float32; seconds, N
         taken = str(image.getexif().get_ifd(0x8769).get(36867, ""))
         image.draft(None, (64, 64))
         pixels = to_rgb(image).resize((16, 16), Image.Resampling.BOX)
-    found = re.fullmatch(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)", taken.strip("\0 "))
-    seconds = np.datetime64("{}-{}-{}T{}:{}:{}".format(*found.groups()), "s").astype(float) if found else np.nan
+    seconds = np.nan
+    with suppress(ValueError):  # nothing, or 0000:00:00 of a clock that was never set
+        seconds = (datetime.strptime(taken.strip("\0 "), "%Y:%m:%d %H:%M:%S") - datetime(1970, 1, 1)).total_seconds()
     return np.asarray(pixels, np.float32).ravel(), seconds
 
 
@@ -177,13 +183,14 @@ def _looks(files: Files) -> tuple[np.ndarray, np.ndarray]:  # (N, 768), (N,)
     for path in files.paths:
         digest.update(os.fsencode(f"{files.folder / path} {_state(files.folder / path)}\n"))
     known = cache_dir() / "looks" / f"{digest.hexdigest()[:32]}.npz"
-    if known.is_file():
+    with suppress(OSError, ValueError, EOFError, KeyError, BadZipFile):  # none is kept yet, or it was cut off
         held = np.load(known)
         return held["pixels"], held["taken"]
     with ThreadPoolExecutor(min(8, cores())) as pool:
         pixels, taken = map(np.stack, zip(*pool.map(lambda p: _look(files.folder / p), files.paths), strict=True))
     np.savez(memory := io.BytesIO(), pixels=pixels.astype(np.float16), taken=taken)
-    write_atomically(known, memory.getvalue())
+    with suppress(OSError):  # then the next run looks again
+        write_atomically(known, memory.getvalue())
     return pixels.astype(np.float16), taken
 
 # %% ../../nbs/48_data.image_folder.ipynb #16groups2
@@ -216,6 +223,8 @@ def near_duplicates(
 
 def _groups(split: Split, visits: dict[str, str]) -> tuple[torch.Tensor | None, bool]:  # (N,); whether they are visits
     "Return groups that a search leaves out: visits where most classes have several, else near-duplicates"
+    if not len(split):
+        return None, False
     names = sorted({*visits.values()})
     visit = torch.tensor([names.index(visits[path]) for path in split.images.paths])
     several = torch.stack([split.labels, visit], 1).unique(dim=0)[:, 0].bincount() > 1
@@ -247,10 +256,12 @@ def _in_pairs(split: Split, left_out: dict[str, str]) -> Split:
 
 
 def _passed_over(folder: Path, rows: list[tuple]) -> dict[str, str]:  # path -> why
-    "Return the files in class folders that are not images"
-    places = {os.path.dirname(path) for _, path, *_ in rows}
-    found = {f"{place}/{e.name}" for place in places for e in _seen(folder / place) if not e.is_dir()}
-    return dict.fromkeys(sorted(found - {row[1] for row in rows}), f"no file that ends in {', '.join(_IMAGES)}")
+    "Return the files that are not taken: others than images, and images that are not where a class has its own"
+    found = (Path(at, name).relative_to(folder) for at, _, names in os.walk(folder) for name in names)
+    found = {p.as_posix() for p in found if not any(part[0] == "." for part in p.parts)} - {row[1] for row in rows}
+    image = {path: path.lower().endswith(_IMAGES) for path in sorted(found)}
+    whys = f"no file that ends in {', '.join(_IMAGES)}", "neither in the folder of a class nor in one below it"
+    return {path: whys[known] for path, known in image.items() if known or "/" in path}
 
 # %% ../../nbs/48_data.image_folder.ipynb #loadfold
 @functools.lru_cache(maxsize=2)

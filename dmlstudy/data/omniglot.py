@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['DRAWERS', 'SETS', 'alphabets', 'packed_drawings', 'unpacked', 'shrink', 'make_parts', 'load_drawings',
-           'load_omniglot', 'numbers_of', 'drawing_attributes', 'one_shot_runs', 'rendered_letters']
+           'load_omniglot', 'numbers_of', 'one_shot_runs']
 
 # %% ../../nbs/44_data.omniglot.ipynb #3d9d1c8f
 import functools
 import json
 import lzma
-import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 
 from ..core.checks import check_numbers, lookup
 from ..core.paths import asset
-from .glyphs import PREPROCESSING, cached_parts, class_lists, random_stream
+from .glyphs import PREPROCESSING, cached_parts, random_stream
 from .splits import Data, Split, drawn_folds
 
 # %% ../../nbs/44_data.omniglot.ipynb #3e9d613b
@@ -115,39 +114,9 @@ def numbers_of(
     drawer = np.arange(len(y)) - np.searchsorted(y, y)
     return np.array([place[name] for name in split.class_names])[y] * DRAWERS + drawer
 
-
-def drawing_attributes(
-    split: Split,  # as for `numbers_of`
-) -> dict[str, np.ndarray]:  # attribute -> (N,) of strings
-    "Return alphabet, drawer, ink and size of each drawing"
-    numbers = numbers_of(split)
-    images = unpacked(packed_drawings()[numbers])
-    alphabet = np.array([name.rpartition("/")[0] for name in split.class_names])[split.labels.numpy()]
-    size = np.maximum(images.any(1).sum(1), images.any(2).sum(1))  # columns and rows with ink
-    third = lambda x, *words: np.array(words)[np.searchsorted(np.quantile(x, [1 / 3, 2 / 3]), x)]
-    drawer = np.array([f"{a}/{d:02d}" for a, d in zip(alphabet, numbers % DRAWERS + 1, strict=True)])
-    ink = third(images.sum((1, 2)), "little ink", "some ink", "much ink")
-    return {"alphabet": alphabet, "drawer": drawer, "ink": ink, "size": third(size, "small", "middling", "large")}
-
 # %% ../../nbs/44_data.omniglot.ipynb #3a0c23eb
 @functools.cache
 def one_shot_runs() -> np.ndarray:  # (20, 20, 2), places in the test split: the drawing that asks, the one to be found
     "The official one-shot classification runs"
     runs = json.loads(asset("omniglot.json").read_text(encoding="utf-8"))["runs"]
     return np.array(runs) - DRAWERS * sum(alphabets()["background"].values())
-
-# %% ../../nbs/44_data.omniglot.ipynb #seen17a1
-_SCRIPTS = {  # alphabet -> how the Unicode names of its letters begin, where that is not the alphabet's first word
-    **{"Asomtavruli": "GEORGIAN", "Mkhedruli": "GEORGIAN", "Blackfoot": "CANADIAN", "Inuktitut": "CANADIAN"},
-    **{"Ojibwe": "CANADIAN", "Early": "IMPERIAL", "Anglo-Saxon": "RUNIC", "Japanese_(hiragana)": "HIRAGANA"},
-    **{"Japanese_(katakana)": "KATAKANA", "Korean": "HANGUL", "Malay": "ARABIC", "Burmese": "MYANMAR", "N": "NKO"},
-    **{"Sanskrit": "DEVANAGARI", "Old": "CYRILLIC", "Ge": "ETHIOPIC", "Manipuri": "MEETEI", "Sylheti": "SYLOTI"},
-}
-
-
-def rendered_letters() -> dict[str, int]:  # alphabet -> letters of its script among the pre-training characters
-    "Return the alphabets that the shipped networks have seen as rendered letters"
-    seen = [unicodedata.name(chr(p)).split()[0] for p in class_lists()["pretrain"]]
-    first = lambda alphabet: alphabet.partition("_")[0]
-    script = lambda alphabet: _SCRIPTS.get(alphabet) or _SCRIPTS.get(first(alphabet)) or first(alphabet).upper()
-    return {a: seen.count(script(a)) for part in alphabets().values() for a in part}

@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core.checks import lookup
@@ -264,6 +263,12 @@ def _mend_near(d2: Tensor, centred: Tensor, norm2: Tensor) -> Tensor:
     return d2
 
 # %% ../../nbs/20_losses.base.ipynb #d5a97ee4
+def _inverse(d: Tensor) -> Tensor:  # 1 / d, 0 for equal points
+    if torch.is_grad_enabled():  # a second derivative is wanted
+        return 1 / d.masked_fill(d == 0, torch.inf)
+    return d.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0)  # a third of the time of a mask
+
+
 class _BatchDistances(torch.autograd.Function):
     "Distances from one product of centred points, with the gradient in one product"
 
@@ -284,10 +289,7 @@ class _BatchDistances(torch.autograd.Function):
         x, centred, d = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: the points must know where they are from
             centred = x - x.detach().mean(0)
-            inverse = None if ctx.squared else 1 / d.masked_fill(d == 0, torch.inf)
-        elif not ctx.squared:  # 0 for equal points, and a third of the time of a mask
-            inverse = d.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0)
-        pull, factor = (grad, 2) if ctx.squared else (grad * inverse, 1)
+        pull, factor = (grad, 2) if ctx.squared else (grad * _inverse(d), 1)
         pull = pull + pull.T
         return torch.addmm(pull.sum(1, keepdim=True) * centred, pull, centred, beta=factor, alpha=-factor), None
 
@@ -296,7 +298,7 @@ def batch_distances(
     x: Tensor,  # points, (B, D)
     squared: bool = False,  # return d² instead of d
     offset: float = 0.0,  # added to each coordinate of the differences, as `F.pairwise_distance` does
-    rows: slice | None = None,  # of which points; None: all. Some rows have first derivatives only
+    rows: slice | None = None,  # of which points; None: all
 ) -> Tensor:  # (B, B), or (R, B)
     "Euclidean distances within a batch, with gradient 0 for equal points"
     if in_transform():
@@ -502,16 +504,17 @@ class _BlockDistances(torch.autograd.Function):
             i, j = part.unbind(1)
             d2[i, j] = (some[i] - centred[j]).square().sum(1)
         d = d2 if squared else d2.sqrt_()
-        ctx.save_for_backward(centred, d)
+        ctx.save_for_backward(x, centred, d)
         ctx.squared, ctx.rows = squared, rows
         return d
 
     @staticmethod
     @full_width
-    @once_differentiable
     def backward(ctx, grad):
-        (centred, d), rows = ctx.saved_tensors, ctx.rows
-        pull = 2 * grad if ctx.squared else grad * d.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0)
+        (x, centred, d), rows = ctx.saved_tensors, ctx.rows
+        if torch.is_grad_enabled():  # as above
+            centred = x - x.detach().mean(0)
+        pull = 2 * grad if ctx.squared else grad * _inverse(d)
         some = centred[rows]
         slope = pull.sum(0)[:, None] * centred - pull.T @ some
         slope[rows] += pull.sum(1, keepdim=True) * some - pull @ centred

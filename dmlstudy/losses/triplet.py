@@ -232,7 +232,7 @@ class DrawingLoss(Loss):
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         "Go on from there"
-        self.generators, self.states = {}, dict(state)
+        self.generators, self.states = {}, {kind: own.cpu() for kind, own in state.items()}  # as torch takes them
 
 # %% ../../nbs/21_losses.triplet.ipynb #12d765a2
 def draw_outside(

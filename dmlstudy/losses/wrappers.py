@@ -14,7 +14,6 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from ..core.checks import check_numbers, hyperparameters_of
@@ -81,7 +80,7 @@ class WithMemory(Around):
             if self.steps <= self.warmup:
                 return own
             self.keep(z.detach(), labels)
-        past = self.kept.to(z.dtype), self.kept_labels
+        past = self.kept.to(z), self.kept_labels.to(z.device)
         return own + self.loss.against(z, labels, *past, own=self.training) if len(self.kept) else own
 
     @torch.inference_mode(False)  # what is written here is used in training
@@ -100,8 +99,8 @@ class WithMemory(Around):
         return {"steps": self.steps, "kept": self.kept, "labels": self.kept_labels}
 
     def set_extra_state(self, state: dict) -> None:
-        device = self.kept.device
-        self.steps, self.kept, self.kept_labels = state["steps"], state["kept"].to(device), state["labels"].to(device)
+        held = (state[name][: self.size].to(self.kept.device) for name in ("kept", "labels"))
+        self.steps, (self.kept, self.kept_labels) = state["steps"], held
 
 # %% ../../nbs/27_losses.wrappers.ipynb #94f99048
 def _check_dimension(loss: WithMemory, dim: int) -> None:
@@ -324,8 +323,9 @@ class _Joined(torch.autograd.Function):
         return _joined(f, sizes)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():  # what comes back would lack the way through the other processes
+            raise RuntimeError("gathered embeddings have first derivatives only: leave create_graph out")
         distributed.all_reduce(grad := grad.clone(memory_format=torch.contiguous_format))
         return grad.split(ctx.sizes)[distributed.get_rank()], None
 

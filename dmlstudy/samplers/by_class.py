@@ -59,6 +59,9 @@ class ImagesByClass:
         "Different images of each class; with replacement from a class that has fewer than n"
         counts = self.counts[classes][:, None]
         width = max(int(counts.max()), n)
+        if len(classes) * width > 2**24:  # of a few large classes a key for each image of each would take seconds
+            some = lambda m: torch.randperm(m, generator=g)[:n] if m >= n else torch.randint(m, (n,), generator=g)
+            return self.images[torch.stack([self.starts[c] + some(int(self.counts[c])) for c in classes])]
         keys = torch.rand(len(classes), width, generator=g).masked_fill_(torch.arange(width) >= counts, -1.0)
         at = self.starts[classes][:, None] + keys.topk(n).indices
         if int(counts.min()) >= n:
@@ -134,6 +137,7 @@ class LabelSampler(EpochSampler):
     ):
         check_numbers(self, least=1, whole=True, batch_size=batch_size, samples_per_class=samples_per_class)
         check_numbers(self, least=1, whole=True, none=True, batches=batches)
+        check_numbers(self, least=-(2**63), whole=True, seed=seed)
         self.by_class = ImagesByClass(labels)
         n_images, n = len(self.by_class.images), samples_per_class
         if batch_size % n:
@@ -143,7 +147,7 @@ class LabelSampler(EpochSampler):
             what = f"a batch of {batch_size} is larger than the data set of {n_images} images"
             raise ValueError(f"{what}: take a smaller one, or give batches=")
         super().__init__(n_images // batch_size if batches is None else batches)
-        self.batch_size, self.seed, self.samples_per_class = batch_size, seed, n
+        self.batch_size, self.seed, self.samples_per_class = int(batch_size), int(seed), int(n)  # perhaps NumPy's
 
     def generator(self, epoch: int, i: int) -> torch.Generator:
         "The randomness of batch i of an epoch"

@@ -30,7 +30,7 @@ from ..models import FROZEN_STEMS
 from ..study.records import versions
 from ..study.run import Run
 from ..study.selection import SELECTIONS, places
-from .network import decay_rates, embed_split, matmul_precision
+from .network import decay_rates, embed_split, evaluating, matmul_precision
 from .state import State, material, resolve, resume, save_checkpoint
 
 # %% ../../nbs/74_train.ipynb #80e71bb8
@@ -163,7 +163,11 @@ class Guard:
         self,
         patience: int | None = None,  # steps between looks; None: 1, and 50 on a GPU with a fused optimiser
     ):
-        self.patience, self.recent, self.good = patience, [], None
+        self.patience = patience
+        self.begin()
+
+    def begin(self, state: State | None = None) -> None:
+        self.recent, self.good = [], None
 
     def before_step(self, state: State, now: Step) -> None:
         fused, gpu = state.optimizer.defaults.get("fused"), now.f.device.type != "cpu"
@@ -277,10 +281,8 @@ def _short(value: float | list) -> float | list:
 class Monitor:
     "Record norms, angles and violated triplets of each step, and the norms of all test images at the end"
 
-    def __init__(self):
-        self.rows, self.images = [], None
-
     def begin(self, state: State) -> None:
+        self.rows, self.images = [], None
         held = getattr(state.feed, "inputs", {}).get("train")
         if held is not None and held.is_floating_point():  # as the network sees them; over all classes
             self.images = held[torch.linspace(0, len(held) - 1, 8).long(), 0]
@@ -303,12 +305,8 @@ class Monitor:
             self.rows[-1]["angle"] = cosine.clamp(-1, 1).arccos().rad2deg().mean()
 
     def embed(self, state: State) -> Tensor:  # f (8, dim), in evaluation mode
-        model, training = state.network.model, state.network.model.training
-        model.eval()
-        with torch.no_grad():
-            f = state.network(self.images)
-        model.train(training)
-        return f
+        with evaluating(state.network.model):
+            return state.network(self.images)
 
     def measured(self, state: State, step: int, values: Mapping) -> None:
         for name in dict.fromkeys(name for row in self.rows for name in row):

@@ -159,6 +159,84 @@ def test_labels_of_a_table_are_taken_as_they_are_written(files):
         embeddings.class_intervals(np.eye(4), np.array(read(), object), ["recall@1"])
 
 
+@pytest.fixture
+def parted(tmp_path):
+    """Queries and gallery of 24 classes as tables: label, d0 to d5."""
+    rng, labels = np.random.default_rng(1), np.repeat(range(24), 5)
+    f = rng.normal(size=(24, 6))[labels] + 0.5 * rng.normal(size=(120, 6))
+    table = pd.DataFrame(f.round(5), columns=[f"d{i}" for i in range(6)])
+    table.insert(0, "label", labels)
+    table[::2].to_csv(tmp_path / "q.csv", index=False)
+    return table[::2], table[1::2], tmp_path
+
+
+def test_columns_of_a_gallery_are_found_by_name(parted, capsys):
+    _, gallery, place = parted
+    words, found = [place / "q.csv", "--gallery", place / "g.csv", "--metrics", "recall@1"], []
+    for columns in (gallery.columns, ["d3", "d1", "label", "d0", "d2", "d5", "d4"]):
+        gallery[columns].to_csv(place / "g.csv", index=False)
+        found.append(told(words, capsys))
+    assert found[0] == found[1] and "recall@1 0.58" in found[0]
+    gallery.rename(columns={"d3": "e[3]"}).to_csv(place / "g.csv", index=False)
+    assert cli.main(["evaluate", *map(str, words)]) == 2 and "There is no column 'd3'" in capsys.readouterr().err
+
+
+def test_a_word_among_the_labels_of_a_gallery_changes_none_of_the_others(parted):
+    queries, gallery, place = parted
+    more = pd.DataFrame([["other", *[9.5] * 6]], columns=gallery.columns)
+    values = []
+    for table in (gallery, pd.concat([gallery.astype({"label": object}), more])):
+        table.to_csv(place / "g.csv", index=False)
+        f, y, f_gallery, y_gallery, _ = embeddings.read_inputs(place / "q.csv", gallery=place / "g.csv", say=len)
+        of = f, y["label"], ["recall@1"], True, 0, 5, f_gallery, y_gallery["label"]
+        values.append(embeddings.class_intervals(*of)[0])
+    assert values[0]["value"] == values[1]["value"] > 0.5 and values[1]["low"] == values[1]["low"]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("{e},{e}\n{e},{e}\n", "has no line of column names"),  # as np.savetxt writes numbers
+        ("ant, 0.5, -0.25\nbee, 0.5, 0.75\n", "has no line of column names"),
+        ("1,2\n3,4\n", "has no line of column names"),
+        ("e0,e1,label\n0.5,1.5,ant, adult\n0.5,1.5,bee, adult\n", "is damaged, or not a table: Length of header"),
+        ("e0,e1,label\n0.5,1.5,ant\n0.5,1.5,bee, adult\n", "is damaged, or not a table"),
+    ],
+)
+def test_a_table_without_names_or_with_longer_lines_is_refused(tmp_path, text, said):
+    """It would lose its first image, or take the next column."""
+    (tmp_path / "f.csv").write_text(text.format(e="1.5e-01"))
+    with pytest.raises(ValueError, match=said):
+        embeddings.read_embeddings(tmp_path / "f.csv")
+
+
+def test_columns_may_be_numbered(tmp_path):
+    """As pandas names them; and a comma at the end of each line is no column."""
+    (tmp_path / "f.csv").write_text("label,0,1\nant,0.5,1.5,\nbee,2.5,3.5,\n")
+    f, labels = embeddings.read_embeddings(tmp_path / "f.csv")
+    assert f.tolist() == [[0.5, 1.5], [2.5, 3.5]] and labels["label"].tolist() == ["ant", "bee"]
+
+
+def test_a_row_that_is_no_number_is_named_by_its_place_in_the_file(files):
+    f, labels = np.load(files / "f.npy"), np.load(files / "y.npy")
+    f[100] = np.nan
+    with pytest.raises(ValueError, match="1 of 120 embeddings hold NaN or infinity; first rows: 100"):
+        embeddings.class_intervals(f, labels, ["recall@1"])
+
+
+def test_what_is_wrong_is_said_once_of_all(files, recwarn):
+    f, labels = np.load(files / "f.npy")[:-4], np.load(files / "y.npy")[:-4]  # the last is alone in its class
+    embeddings.class_intervals(f, labels, ["recall@1"])
+    assert [str(w.message)[:29] for w in recwarn] == ["1 of 116 queries have no other"[:29]]
+
+
+def test_the_time_of_a_gallery_of_other_classes_is_estimated_from_the_queries_classes():
+    rng = np.random.default_rng(0)
+    f, gallery = (rng.normal(size=(n, 4)).astype(np.float32) for n in (100, 4000))
+    of = f, np.arange(100) // 10, ["recall@1"], gallery, np.arange(4000) - 5
+    assert embeddings.seconds_ahead(*of, rounds=1, some=40) > 0
+
+
 def test_queries_of_few_classes_have_no_interval(files):
     f, y = np.load(files / "f.npy"), np.load(files / "y.npy")
     (found,) = embeddings.class_intervals(f[:5], y[:5], ["recall@1"], f_gallery=f[5:], labels_gallery=np.roll(y, 5)[5:])
@@ -195,6 +273,13 @@ def test_a_hierarchy_has_a_table_a_level_and_no_intervals_are_faster(files, caps
     assert "no intervals, not asked" in told(words, capsys)
     table = pd.read_csv(files / "out.csv").set_index("level")["value"]
     assert [*table.index] == [1, 2] and table[1] > table[2]
+
+
+def test_a_table_that_cannot_be_kept_is_printed(files, capsys):
+    words = ["evaluate", str(files / "f.npy"), str(files / "y.npy"), "--metrics", "recall@1"]
+    assert cli.main([*words, "--csv", str(files / "nowhere/out.csv")]) == 2
+    shown = capsys.readouterr()
+    assert "recall@1 0." in shown.out and "nowhere" in shown.err
 
 
 def test_a_long_evaluation_says_that_it_is_one(files, capsys):

@@ -54,6 +54,21 @@ def test_a_gallery_has_length_1_and_a_picture_does_not_find_itself(tmp_path):
     assert {*find(kept, [tmp_path / "0.png"], 5)["image"]} == {*names[1:]}
 
 
+def test_many_copies_of_a_picture_hide_none_of_the_others(tmp_path):
+    """Fourteen equal files, as where pictures are missing, and six others; then nothing but copies."""
+    rng, names = np.random.default_rng(0), [f"{i:02}.png" for i in range(20)]
+    for i, name in enumerate(names):
+        pixels = np.zeros((8, 8, 3), np.uint8) if i < 14 else rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4)).requires_grad_(False)
+    transform = lambda picture, rng: torch.from_numpy(np.array(picture)).float().div(255)
+    kept = Kept(tmp_path, {"dim": 4, "normalize": True, "images": str(tmp_path)}, network, transform)
+    for held, found in ((names, names[14:]), (names[:14], [])):
+        f = kept.embed([tmp_path / name for name in held])
+        _write_gallery(tmp_path, f, ["a"] * len(held), Files(tmp_path, held), True)
+        assert sorted(find(kept, [tmp_path / "00.png"])["image"]) == found
+
+
 @pytest.mark.slow
 def test_a_copy_is_not_its_own_neighbour_wherever_it_lies(ranked, model, tmp_path):
     """The same bytes under another name are left out; the same picture, saved anew, is a neighbour."""
@@ -109,6 +124,19 @@ def test_the_best_model_is_kept(ranked, model, capsys):
     assert f"recall@1 {row['recall@1']:.1f} %" in page and "over 4 folds" in page
     assert "squashed to 128 x 128 pixels, whatever their shape" in page
     assert ("* **Trained on** " in page) == (card["method"] == "Softmax")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["embeddings.npy", "names.txt", "card.json"])
+def test_an_export_that_lacks_a_file_is_made_again(ranked, model, name):
+    before = {file.name: file.read_bytes() for file in model.iterdir()}
+    (model / name).write_text("{}") if name == "card.json" else (model / name).unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match="is damaged|is missing"):
+        load(model)
+    assert cli.main([*ranked[1], "--methods", "Softmax"]) == 0
+    after = {file.name: file.read_bytes() for file in model.iterdir()}
+    assert before.keys() == after.keys()
+    assert all(before[n] == after[n] for n in ("names.txt", "embeddings.npy", "model.safetensors"))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
 from dmlstudy import cli, compare
@@ -279,6 +280,22 @@ def test_a_file_that_ends_python_is_reported(tmp_path, capsys):
     file.write_text("raise SystemExit(0)")
     assert cli.main(["run", "--profile", "drill", "--extend", str(file)]) == 2
     assert "cannot be read: SystemExit: 0" in capsys.readouterr().err
+
+
+def test_each_file_has_the_helper_beside_it(tmp_path):
+    """Two folders, a helper of one name in each."""
+    values = []
+    for part, far in (("one", 1.0), ("two", 100.0)):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "far_away.py").write_text(f"FAR = {far}\n")
+        (file := tmp_path / part / f"losses_{part}.py").write_text(
+            "import torch\nfrom far_away import FAR\n\n\n"
+            f"class Of{part}(torch.nn.Module):\n    def forward(self, f, labels):\n        return FAR * f.norm()\n"
+        )
+        (name,) = own.extend(file)
+        loss, _ = METHODS[name].make(3, 4)
+        values.append(float(loss(torch.ones(6, 4), torch.arange(6) // 2)))
+    assert values[1] == pytest.approx(100 * values[0])
 
 
 def test_a_changed_helper_is_another_loss(tmp_path):

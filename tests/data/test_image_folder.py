@@ -15,7 +15,8 @@ from PIL import Image, ImageDraw
 from tiers import sample, short_photos
 
 from dmlstudy import cli
-from dmlstudy.data.image_folder import _twins, folder_rows, folder_summary, load_folder, resolve_folder
+from dmlstudy.data import make_data
+from dmlstudy.data.image_folder import _look, _twins, folder_rows, folder_summary, load_folder, resolve_folder
 from dmlstudy.data.images import open_image
 from dmlstudy.study.config import PROFILES
 
@@ -39,7 +40,8 @@ def photos(tmp_path, monkeypatch):
 
 
 def test_the_plan_says_what_is_in_a_folder(photos, capsys):
-    words = ["run", "--datasets", f"folder:{photos / 'photos'}", "--seeds", "0", "--jobs", "1"]
+    place = f"folder:{photos / 'photos'}"
+    words = ["run", "--datasets", place, f"{place}/", "--seeds", "0", "--jobs", "1"]  # named twice, it is one
     assert cli.main([*words, "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "left out: colour 0/0.jpg (the only image of its class)" in told
@@ -111,6 +113,8 @@ def test_a_name_with_a_tab_is_refused_before_anything_is_trained(photos):
         ("tab.csv", "tab.csv, line 2: the image or its label holds a tab, a line break or a zero byte"),
         ("listed", "labels.csv, line 2: ../nul.csv lies outside of the folder that the list belongs to"),
         ("two.csv", "two.csv, classes of two or more images: 1 to train on, 1 to test on; 10 are needed"),
+        ("none.csv", "none.csv, classes of two or more images: 0 to train on, 0 to test on; 10 are needed"),
+        ("comma.csv", "comma.csv, line 2: it is longer than the first; a name with a comma stands in quotes"),
     ],
 )
 def test_what_cannot_be_used_gets_one_sentence(photos, capsys, name, said):
@@ -121,6 +125,8 @@ def test_what_cannot_be_used_gets_one_sentence(photos, capsys, name, said):
     (photos / "listed/labels.csv").write_text("image,label\n../nul.csv,1\n")
     rows = [f"photos/colour {c}/{i}.{'jpg' if i == 0 else 'png'},{c}" for c in (1, 2) for i in (0, 1)]
     (photos / "two.csv").write_text("\n".join(["image,label", *rows]))
+    (photos / "none.csv").write_text("\n".join(["image,label", *(row.replace("/", "\\") for row in rows)]))
+    (photos / "comma.csv").write_text("image,label\nphotos/colour 1/0.jpg,red, dark\n")
     assert cli.main(["run", "--datasets", f"folder:{photos / name}", "--dry-run"]) == 2
     complaint = capsys.readouterr().err
     assert said in complaint and complaint.count("\n") == 1
@@ -235,6 +241,45 @@ def test_a_burst_is_found_by_the_camera_s_clock(tmp_path):
     data = load_folder(resolve_folder(f"folder:{tmp_path / 'own'}"))
     assert sorted(data.whole.groups.bincount().tolist()) == [1] * 10 + [3] * 10
     assert "near-duplicates (same picture, scene or burst): 30 images in 10 groups" in folder_summary(data)
+
+
+@pytest.mark.parametrize("taken", ["0000:00:00 00:00:00", "2024:02:30 10:00:00", "2024:01:01 24:00:00", "yesterday"])
+def test_a_clock_that_was_never_set_says_nothing(tmp_path, taken):
+    image, exif = noise(np.random.default_rng(0), "RGB"), Image.Exif()
+    exif.get_ifd(0x8769)[36867] = taken
+    image.save(tmp_path / "a.jpg", exif=exif)
+    assert np.isnan(_look(tmp_path / "a.jpg")[1])
+
+
+def test_what_lies_elsewhere_than_images_of_a_class_is_named(photos):
+    place = photos / "photos"
+    for path in ("colour 1/2024/05/deep.jpg", "beside.png", "colour 2/notes.txt", "colour 2/.hidden.jpg", "README.md"):
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20)).save(place / path, "PNG")  # whatever its name says
+    Image.new("RGB", (20, 20)).save(place / "colour 1/windows.jfif", "JPEG")
+    left, read = load_folder(resolve_folder(f"folder:{place}")).left_out, {row[1] for row in folder_rows(place)}
+    deep, beside = left["colour 1/2024/05/deep.jpg"], left["beside.png"]
+    assert deep == beside == "neither in the folder of a class nor in one below it"
+    assert left["colour 2/notes.txt"].startswith("no file that ends in .jpg") and "README.md" not in left
+    assert not any("hidden" in path for path in left) and "colour 1/windows.jfif" in read
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off"])
+def test_thumbnails_that_were_cut_off_are_made_again(photos, content):
+    name = resolve_folder(f"folder:{photos / 'photos'}")
+    groups = load_folder(name).whole.groups
+    for file in (kept := [*(photos / "cache/looks").glob("*.npz")]):
+        file.write_bytes(content)
+    load_folder.cache_clear()
+    again = load_folder(name).whole.groups
+    assert kept and (groups is again is None or groups.equal(again))
+
+
+def test_a_folder_is_read_anew_when_it_has_changed(photos, monkeypatch):
+    monkeypatch.chdir(photos)
+    before = len(make_data("folder:photos").whole)
+    Image.new("RGB", (20, 20), "white").save(photos / "photos/colour 5/new.png")
+    assert len(make_data("folder:photos").whole) == before + 1
 
 
 @pytest.mark.parametrize("how", ["folders", "column"])

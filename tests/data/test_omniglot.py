@@ -21,7 +21,6 @@ from dmlstudy.data import EMBEDDED, make_data
 from dmlstudy.data.loaders import splits_of
 from dmlstudy.data.omniglot import (
     alphabets,
-    drawing_attributes,
     load_drawings,
     load_omniglot,
     one_shot_runs,
@@ -29,7 +28,7 @@ from dmlstudy.data.omniglot import (
     shrink,
     unpacked,
 )
-from dmlstudy.data.splits import Data, Split, first_of_each_class, groups_of
+from dmlstudy.data.splits import Data, Split, groups_of
 from dmlstudy.metrics.probes import group_interval, hits_within, one_shot_errors
 from dmlstudy.study.config import run_of
 from dmlstudy.study.run import make_run
@@ -187,16 +186,6 @@ def test_a_small_drawing_is_the_average_of_a_large_one(side):
         whole = big.reshape(side, 105, side, 105).mean((1, 3))
         assert np.isclose(whole[i, j], area / (105 / side) ** 2)
         assert abs(found[n].astype(float) - 255 * whole / whole.max()).max() <= 0.5 + 1e-9
-
-
-def test_attributes_follow_the_images():
-    test = load_omniglot().test
-    of = drawing_attributes(test)
-    assert len({*of["drawer"]}) == 20 * 20 and all(len(values) == 13180 for values in of.values())
-    ink = unpacked(packed_drawings()[19280:]).sum((1, 2))
-    assert ink[of["ink"] == "little ink"].max() <= ink[of["ink"] == "some ink"].min()
-    few = first_of_each_class(load_omniglot("omniglot_few").replicate(3).train, 4)
-    assert {name.rpartition("/")[2] for name in drawing_attributes(few)["drawer"]} == {"01", "02", "03", "04"}
 
 
 # --- replicates ---

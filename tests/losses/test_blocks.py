@@ -62,6 +62,22 @@ def test_blocks_on_every_edge(monkeypatch, name, case):
                 assert (blocks - exact).double().norm() <= (whole - exact).double().norm()
 
 
+@pytest.mark.parametrize("name", [*PAIRS, *MORE, *RANKS])
+def test_second_derivatives_of_blocks_are_those_of_the_whole(monkeypatch, name):
+    """Along a direction, and of the squared gradient, as a gradient penalty takes it."""
+    g = generator(0, "second")
+    f, along = torch.randn(2, 24, 5, dtype=torch.float64, generator=g)
+    for more in [{}, *([{"squared": False}] if name == "triplet" else [])]:
+        found = []
+        for at_once in (24 * 24, 7 * 24):
+            monkeypatch.setattr(base, "_AT_ONCE", at_once)
+            x, loss = f.clone().requires_grad_(), make_loss(name, 6, 5, **more)
+            (slope,) = torch.autograd.grad(loss(x, torch.arange(24) // 4), x, create_graph=True)
+            found.append(torch.autograd.grad((slope * along).sum() + slope.square().sum(), x)[0])
+        assert found[0].any()
+        torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+
+
 CHOSEN = [
     ("multisimilarity", {"mean_over": "batch"}),
     ("triplet", {"squared": False, "margin": 1.0}),

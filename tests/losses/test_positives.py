@@ -355,3 +355,11 @@ def test_a_softmax_takes_rows_of_targets(name):
     assert nothing == 0 and not torch.autograd.grad(nothing, f)[0].any()
     with pytest.raises(ValueError, match=r"must have shape \(7, 4\)"):
         loss(f, positives=torch.eye(7))
+
+
+def test_weights_that_overflow_the_embeddings_type_are_refused():
+    """They would be infinite, and some losses a number all the same."""
+    weights = 1e200 * torch.eye(6).roll(1, 1).double()
+    with pytest.raises(ValueError, match="weights of positives must be finite"):
+        make_loss("supcon")(torch.randn(6, 4), positives=weights)
+    make_loss("supcon")(torch.randn(6, 4).double(), positives=weights)

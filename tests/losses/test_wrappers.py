@@ -313,6 +313,16 @@ def test_evaluation_reads_and_does_not_write():
     assert loss.steps == state["steps"] == 2 and torch.equal(loss.kept, state["kept"])
 
 
+def test_a_smaller_memory_takes_the_newest_of_a_larger_one_on_any_device():
+    large, small = (with_memory(make_loss("supcon"), size, warmup=0).double() for size in (48, 8))
+    for f, labels in batches(4):
+        large(f, labels)
+    small.load_state_dict(large.state_dict())
+    assert torch.equal(small.kept, large.kept[:8]) and torch.equal(small.kept_labels, large.kept_labels[:8])
+    far = f.to("meta"), labels.to("meta")
+    assert small.eval()(*far).device.type == "meta"  # what was loaded lies on the CPU
+
+
 @kept_losses
 @each("at", [1, 2, 5])
 def test_saved_and_gone_on_with_equal_bits(name, at):

@@ -258,6 +258,8 @@ def test_short_classes():
         ("ddm", LABELS, 24, {"dim": 4, "big_batch": 97}, "a multiple of 2; got 97"),
         ("d2", LABELS, 24, {"dim": 4, "big_batch": 96, "variant": "compat"}, "There is no variant 'compat'"),
         ("d2", LABELS, 24, {"dim": 4, "big_batch": 96, "refresh": "step"}, "There is no refresh 'step'"),
+        ("spc", LABELS, 24, {"seed": None}, "seed of the SPCSampler must be an integer.* got None"),
+        ("spc", LABELS, 24, {"seed": 1.5}, "seed of the SPCSampler must be an integer.* got 1.5"),
     ],
 )
 def test_impossible_requests_are_refused_with_their_numbers(name, labels, batch_size, more, message):
@@ -524,3 +526,22 @@ def test_a_distribution_takes_two_images():
             make_sampler(name, torch.arange(40) // 4, 1, samples_per_class=1, dim=8, big_batch=20)
     with pytest.raises(ValueError, match="the batch of 80 and the 40 images there are"):
         make_sampler("gc", torch.arange(40) // 4, 80, batches=3, dim=8, big_batch=20)
+
+
+def test_integers_of_numpy_are_integers():
+    one, other = (make_sampler("spc", LABELS, kind(24), seed=kind(3)) for kind in (int, np.int64))
+    other.load_state_dict(one.state_dict())
+    assert [*one] == [*other] and repr(one) == repr(other)
+
+
+def test_one_large_class_costs_no_key_for_each_of_its_images():
+    """Different images of each class, and of a class that has fewer they repeat."""
+    labels = torch.cat([torch.arange(40).repeat_interleave(3), torch.full((500_000,), 40), torch.tensor([41])])
+    images, g = ImagesByClass(labels), generator(0, "large")
+    before = torch.get_rng_state()
+    drawn = images.draw_different(torch.arange(42), 3, g)
+    assert torch.equal(labels[drawn], torch.arange(42)[:, None].expand(-1, 3))
+    assert all(len({*row}) == 3 for row in drawn[:41].tolist()) and len({*drawn[41].tolist()}) == 1
+    assert torch.equal(before, torch.get_rng_state())
+    some = torch.cat([images.draw_different(torch.tensor([40] * 34), 3, g).flatten() for _ in range(3)]).float()
+    assert abs((some - 120).mean() / 500_000 - 0.5) < 6 / (12 * len(some)) ** 0.5

@@ -26,7 +26,7 @@ from dmlstudy.samplers import SAMPLERS
 from dmlstudy.study.methods import METHODS
 from dmlstudy.study.run import make_run
 from dmlstudy.train import BROKEN, Checkpoint, Guard, Monitor, Progress, fit, train_steps
-from dmlstudy.train.network import Network, matmul_precision
+from dmlstudy.train.network import Network, embed, matmul_precision
 from dmlstudy.train.state import State, mixup_of, sampler_of, start
 
 TINY = {"dataset": "glyphs_many", "steps": 6, "eval_every": 3, "images_per_class": 4}
@@ -477,6 +477,25 @@ def test_a_late_look_finds_the_step_that_broke(tmp_path, method):
         tensors = {k: v for k, v in early[part].items() if k != "loss._extra_state"}  # draws went on until it was asked
         assert all(torch.equal(v, late[part][k]) for k, v in tensors.items())
     assert int(late["optimizer"]["state"][0]["step"]) == late["step"]
+
+
+@pytest.mark.slow
+def test_hooks_that_served_a_broken_run_serve_the_next(monkeypatch):
+    run, guard, monitor = make_run(TINY, steps=2, eval_every=2), Guard(patience=2), Monitor()
+    alone = fit(run, "cpu", hooks=[Monitor()])["monitor"]
+    call = Network.__call__
+    monkeypatch.setattr(Network, "__call__", lambda net, x, step=0: call(net, x, step) / (step < 1))
+    with pytest.raises((train.NonFiniteLoss, ZeroDivisionError)):
+        fit(run, "cpu", hooks=[guard, monitor])
+    monkeypatch.undo()
+    assert fit(run, "cpu", hooks=[guard, monitor])["monitor"] == alone
+
+
+def test_a_network_that_could_not_embed_is_in_the_mode_it_was_in():
+    net = make_model("convnet", 4).train()
+    with pytest.raises(ValueError, match="this network takes images"):
+        embed(net, torch.zeros(3, 7, 24, 24))  # of seven channels
+    assert net.training and torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("method", ["Margin (D, beta=1.2)", "Triplet (R)", "MultiSimilarity", "Histogram", "Softmax"])
