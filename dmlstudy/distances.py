@@ -89,7 +89,7 @@ def check_positives(
     if positives.device != f.device:
         raise ValueError(f"positives are on {positives.device}, embeddings on {f.device}: use .to(f.device)")
     if positives.is_floating_point() and positives.device.type == "cpu" and not torch.compiler.is_compiling():
-        if not ((positives >= 0) & positives.to(as_float(f).dtype).isfinite()).all():
+        if not ((positives >= 0) & positives.to(torch.promote_types(f.dtype, torch.float32)).isfinite()).all():
             raise ValueError("weights of positives must be finite and at least 0")
 
 # %% ../nbs/04_distances.ipynb #39a9a344
