@@ -484,7 +484,7 @@ def test_hyperparameters_are_those_of_the_house():
         "subcenter_arcface": {"scale": 64.0, "margin": 0.5, "sub_centers": 3},
         "center_contrastive": {"scale": 64.0, "margin": 0.2, "weight": 1.0},
         "potential_field": {"alpha": 4.0, "delta": 0.2, "per_class": 2},
-        "cross_entropy": {"label_smoothing": 0.1},
+        "cross_entropy": {"label_smoothing": 0.1, "on_sphere": False},
         "mean_field": {"pos_margin": 0.02, "neg_margin": 0.3, "reg": 0.1},
         "hist": {"tau": 32.0, "alpha": 1.1, "lam": 0.0},
     }
