@@ -259,9 +259,8 @@ def _passed_over(folder: Path, rows: list[tuple]) -> dict[str, str]:  # path -> 
     "Return the files that are not taken: others than images, and images that are not where a class has its own"
     found = (Path(at, name).relative_to(folder) for at, _, names in os.walk(folder) for name in names)
     found = {p.as_posix() for p in found if not any(part[0] == "." for part in p.parts)} - {row[1] for row in rows}
-    image = {path: path.lower().endswith(_IMAGES) for path in sorted(found)}
     whys = f"no file that ends in {', '.join(_IMAGES)}", "neither in the folder of a class nor in one below it"
-    return {path: whys[known] for path, known in image.items() if known or "/" in path}
+    return {p: whys[p.lower().endswith(_IMAGES)] for p in sorted(found) if "/" in p or p.lower().endswith(_IMAGES)}
 
 # %% ../../nbs/48_data.image_folder.ipynb #loadfold
 @functools.lru_cache(maxsize=2)

@@ -98,6 +98,8 @@ def test_a_port_that_is_taken_is_named(model, server, capsys):
     port = server.rstrip("/").rsplit(":", 1)[1]
     assert cli.main(["search", "--model", str(model), "--serve", "--port", port]) == 2
     assert f"port {port} cannot be used here (Address already in use)" in capsys.readouterr().err
+    assert cli.main(["search", "--model", str(model), "--serve", "--port", "99999"]) == 2
+    assert "port 99999 cannot be used here (" in capsys.readouterr().err
 
 
 @pytest.mark.slow
