@@ -7,6 +7,7 @@ __all__ = ['COMMANDS', 'main']
 
 # %% ../nbs/99_cli.ipynb #4a33237c
 import argparse
+import csv
 import errno
 import logging
 import lzma
@@ -448,8 +449,6 @@ def _drop(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #e7a1c006
 def _evaluate(args: argparse.Namespace) -> int:  # exit status
     "Measure embeddings in a file, each metric with its interval over classes"
-    import pandas as pd
-
     from dmlstudy.custom.embedding_files import embedding_table, read_inputs, seconds_ahead
 
     given = args.embeddings, args.labels, args.gallery, args.gallery_labels, args.relevance
@@ -459,13 +458,16 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
         (level, first), rounds = next(iter(labels.items())), 1 if args.no_intervals or classes < 20 else 11
         ahead = len(labels) * seconds_ahead(f, first, wanted, gallery[0], gallery[1].get(level), rounds)
         print(f"this takes about {duration(ahead)}" + ("; --no-intervals is faster" if rounds > 1 else ""), flush=True)
-    table = pd.DataFrame(embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals))
+    rows = embedding_table(f, labels, wanted, *gallery, relevance, not args.no_intervals)
     why = "without classes" if not labels else "not asked" if args.no_intervals else "they need 20 classes"
-    said = f"no intervals, {why}" if table["low"].isna().all() else "95 % intervals over classes"
+    said = f"no intervals, {why}" if all(row["low"] != row["low"] for row in rows) else "95 % intervals over classes"
     print(f"{len(f):,} embeddings of {f.shape[1]} dimensions; {said}")
-    print(table.to_string(index=False, float_format="{:.4f}".format, na_rep="nan"))
+    shown = [[*rows[0]], *([f"{v:.4f}" if isinstance(v, float) else v for v in row.values()] for row in rows)]
+    wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    print(*(" ".join(map(str.rjust, line, wide)) for line in shown), sep="\n")
     if args.csv:
-        table.to_csv(args.csv, index=False, na_rep="nan")
+        with open(args.csv, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([[*rows[0]], *(row.values() for row in rows)])
     return 0
 
 # %% ../nbs/99_cli.ipynb #f1d0c003
@@ -729,8 +731,6 @@ def _called(words: Sequence[str]) -> int:  # exit status
     if words and not words[0].startswith("-"):
         lookup("command", words[0], COMMANDS)
     args = _parsed(words)
-    for stream in (s for s in (sys.stdout, sys.stderr) if hasattr(s, "reconfigure")):
-        stream.reconfigure(errors="backslashreplace")  # names of files may be of no encoding
     warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
     if getattr(args, "profile", ""):
         from dmlstudy.study.config import PROFILES

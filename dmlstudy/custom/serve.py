@@ -119,8 +119,7 @@ def serve(
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), _Finder)
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", error)
-        raise ValueError(f"port {port} cannot be used here ({why}): give another --port") from None
+        raise ValueError(f"port {port} cannot be used here ({error.args[-1]}): give another --port") from None
     server.daemon_threads, server.one_at_a_time = True, threading.Lock()
     cut = threshold_said(model.card["verification"])
     server.model, server.how = model, (k, engine)
