@@ -326,8 +326,7 @@ def load(
 ) -> Kept:
     "Load an exported model"
     folder = Path(folder)
-    files = "card.json", "model.safetensors", "embeddings.npy", "names.txt"
-    if missing := [name for name in files if not (folder / name).is_file()]:
+    if missing := [name for name in ("card.json", "model.safetensors") if not (folder / name).is_file()]:
         raise FileNotFoundError(f"{folder} holds no model, {missing[0]} is missing: dmlstudy run --datasets folder:DIR")
     try:
         known = (card := json.loads((folder / "card.json").read_text(encoding="utf-8")))["sha256"]
@@ -461,6 +460,7 @@ def judge_folder(
     asked = {"row": row, "methods": [*methods], **asdict(folds), "rounds": [*folds.rounds]}
     try:  # it is whole, or made again
         whole = (card := load(folder).card).get("asked") == asked
+        whole &= all((folder / name).is_file() for name in ("embeddings.npy", "names.txt"))
     except (OSError, ValueError):
         whole = False
     if not whole:

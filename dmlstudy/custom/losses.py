@@ -330,7 +330,7 @@ def try_out(
 def _importable(files: list[Path]) -> Iterator[None]:
     "For a while the folder of the first file is on the path, and modules beside it are read anew"
     folder = files[0].parent
-    own = {file.relative_to(folder).parts[0].removesuffix(".py") for file in files} - sys.stdlib_module_names
+    own = {file.relative_to(folder).parts[0].removesuffix(".py") for file in files[1:]} - sys.stdlib_module_names
     for name in [name for name in sys.modules if name.partition(".")[0] in own]:  # of this folder, or of another
         del sys.modules[name]
     sys.path.insert(0, str(folder))

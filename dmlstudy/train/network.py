@@ -77,7 +77,7 @@ class Network:
 
 # %% ../../nbs/72_train.network.ipynb #afbfabfa
 @contextmanager
-def evaluating(model: nn.Module):
+def evaluating(model: nn.Module):  # a context
     "Evaluation mode without gradients; afterwards, of an error too, the mode is as it was"
     training = model.training
     model.eval()

@@ -131,8 +131,11 @@ def test_the_best_model_is_kept(ranked, model, capsys):
 def test_an_export_that_lacks_a_file_is_made_again(ranked, model, name):
     before = {file.name: file.read_bytes() for file in model.iterdir()}
     (model / name).write_text("{}") if name == "card.json" else (model / name).unlink()
-    with pytest.raises((ValueError, FileNotFoundError), match="is damaged|is missing"):
-        load(model)
+    if name == "card.json":
+        with pytest.raises(ValueError, match="card.json is damaged"):
+            load(model)
+    else:
+        load(model)  # to embed other pictures it is enough
     assert cli.main([*ranked[1], "--methods", "Softmax"]) == 0
     after = {file.name: file.read_bytes() for file in model.iterdir()}
     assert before.keys() == after.keys()
