@@ -509,16 +509,19 @@ def _search(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #521539f8
 def _list(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, questions, data sets and methods, with a word on each"
-    from dmlstudy.data import DATASETS
+    from dmlstudy.data import DATASETS, EMBEDDED
     from dmlstudy.study.config import EXPERIMENTS, PROFILES, QUESTIONS
     from dmlstudy.study.methods import METHODS, role
 
     word = lambda said: said if isinstance(said, str) else f"{said['experiment']} of profile {said['profile']}"
+    told = {"omniglot": "handwritten characters, which ship with the package"}
     parts = {
         "profiles": {name: p.about for name, p in PROFILES.items()},
         "experiments": {name: said["about"] for name, said in EXPERIMENTS.items()},
         "questions": {name: ", ".join(map(word, said)) or "nothing to train" for name, said in QUESTIONS.items()},
-        "data sets": {n: f"stand-in for {role(n)}" if role(n) != n else "images on disk" for n in DATASETS}
+        "data sets": {
+            n: told.get(n[:8], f"proxy for {role(n)}") if n in EMBEDDED else "images on disk" for n in DATASETS
+        }
         | {"folder:DIR": "images of your own, a folder for each class", "folder:LIST.csv": "columns image and label"},
         "methods": {name: row.about for name, row in METHODS.items()},
     }
