@@ -13,6 +13,7 @@ import logging
 import lzma
 import os
 import pickle
+import re
 import signal
 import sys
 import tarfile
@@ -131,10 +132,11 @@ def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = ()
         raise ValueError("--scheduler needs Dask: pip install dmlstudy[dask]") from None
     for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):  # what breaks is raised
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    if wrong := [word for word in resources if not re.fullmatch(r"[^=]+=[\d.]+", word)]:
+        raise ValueError(f"--resources are names with a number each, such as GPU=1; got {wrong[0]!r}")
     needs = {name: float(number) for name, _, number in (word.partition("=") for word in resources)}
     with Client(address, timeout="10s") as client:
-        workers = sum(client.nthreads().values())
-        if not workers:
+        if not (workers := sum(client.nthreads().values())):
             raise ValueError(f"the scheduler at {address} has no workers")
         executor = client.get_executor(pure=False, **({"resources": needs} if needs else {}))
         return run_batch(runs, workers, executor, extend)
@@ -158,8 +160,7 @@ def _own_images(args: argparse.Namespace) -> list[str]:  # full names of the fol
     from dmlstudy.data.image_folder import folder_summary, load_folder, resolve_folder
 
     args.datasets = [*dict.fromkeys(map(resolve_folder, names(args.datasets)))]
-    folders = [name for name in args.datasets if is_folder(name)]
-    if folders:
+    if folders := [name for name in args.datasets if is_folder(name)]:
         args.profile = "photos" if args.profile == "glyphs" else args.profile
         args.seeds = args.seeds or ["0-1"]  # rounds over four parts of the classes
         if args.replicates:
@@ -194,12 +195,12 @@ def _run_folders(args: argparse.Namespace, folders: list[str], methods: list[str
 # %% ../nbs/99_cli.ipynb #7b1d40c2
 def _run_own(args: argparse.Namespace) -> int:  # exit status
     "Train losses of one's own like the study's rows, and set them beside those"
-    from dmlstudy.custom.compare import _try_all, usual_draws
+    from dmlstudy.custom.compare import _trial_jobs, _try_all, usual_draws
     from dmlstudy.custom.losses import extend
     from dmlstudy.report.page import collect
     from dmlstudy.study.config import PROFILES
     from dmlstudy.study.methods import METHODS
-    from dmlstudy.study.plan import all_runs, jobs_of
+    from dmlstudy.study.plan import all_runs
 
     if args.fresh or args.experiments or args.questions:
         known = "--fresh, --questions and --experiments"
@@ -224,8 +225,7 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     datasets, seeds = ([*dict.fromkeys(values)] for values in zip(*draws, strict=True))
     methods = [name for name in names(args.methods, ";") if METHODS[name].make]
     _try_all(methods, datasets, args.profile)
-    at = profile.trial_draws
-    trials = jobs_of(args.profile, ["search"], datasets, methods=methods, **at) if at and methods else []
+    trials = _trial_jobs(methods, datasets, args.profile)
     status = _dry_run([*trials, *jobs], args.jobs)
     if args.dry_run:
         return status
@@ -308,7 +308,7 @@ def _dry_run(jobs: "Sequence[Job]", workers: int | None) -> int:  # exit status:
     print(pd.DataFrame(table, columns=heads).to_string(index=False))
     estimate = duration(max(sum(wanted.values()) / workers, max(wanted.values(), default=0)))
     print(f"{len(wanted)} runs on {workers} workers: about {estimate}")
-    found = [*obstacles(jobs).values()]
+    found = [*obstacles(wanted).values()]
     for folder in (outputs(), cache_dir()):
         nearest = next(place for place in (folder, *folder.parents) if place.exists())
         if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
@@ -323,7 +323,7 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
     from itertools import product
 
     from dmlstudy.core.paths import asset, write_atomically
-    from dmlstudy.study.config import PROFILES, methods_of
+    from dmlstudy.study.config import PROFILES, methods_of, tuned
     from dmlstudy.study.executor import run_batch
     from dmlstudy.study.methods import METHODS
     from dmlstudy.study.plan import all_runs, jobs_of
@@ -331,10 +331,11 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.study.search import choices, choices_file, chosen_by_search
 
     profile, began, failures, status = PROFILES[args.profile], time.perf_counter(), [], 0
-    asked = [lookup("method", name, METHODS) and name for name in names(args.methods, ";")]
     if profile.search is None:
         known = ", ".join(name for name, p in PROFILES.items() if p.search)
         raise ValueError(f"profile {args.profile!r} has no search of its own; these have: {known}")
+    rows = {name: name for dataset in profile.datasets for name in methods_of(args.profile, dataset)}
+    asked = [lookup(f"method of profile {args.profile}", name, rows) for name in names(args.methods, ";")]
     jobs, several = [], "budgets" in profile.search  # then whole searches first, and choices when all are complete
     each = [{"replicates": [at]} for at in profile.searches] if several and not args.dry_run else [profile.trial_draws]
     stages = [*product(each, (False, True))]  # switched rows have the rates of the others
@@ -357,6 +358,8 @@ def _tune(args: argparse.Namespace) -> int:  # exit status
         merge_records(batch_file(f"{args.profile}_search"), map(lean, trials))
         if profile.tuned and not (several and (draws, switched) != stages[-1]):  # else nothing follows from them yet
             chosen = choices_file(choices(args.profile, trials)) if several else chosen_by_search(args.profile, trials)
+            kept = tuned(profile)  # rows without all of their trials here keep what was chosen before
+            chosen = {d: kept.get(d, {}) | chosen.get(d, {}) for d in {**kept, **chosen}}
             write_atomically(asset(profile.tuned), json.dumps(chosen, indent=1) + "\n")
             print(f"chosen so far: {asset(profile.tuned)}")
     return status if args.dry_run else _end(args.profile, failures, began)
@@ -410,8 +413,7 @@ def _status(args: argparse.Namespace) -> int:  # exit status
         print(f"profile {profile}")
         heads = ["experiment", "data set", "runs", "recorded", "training", "failed"]
         print(pd.DataFrame([(*of, *counts) for of, counts in rows.items()], columns=heads).to_string(index=False))
-    folders = folder_status()
-    if folders:
+    if folders := folder_status():
         print("folders of images (* the stage that began last)", pd.DataFrame(folders).to_string(index=False), sep="\n")
     if not plans and not folders:
         print(f"no batch was begun in {outputs()}: dmlstudy run begins one")
@@ -509,25 +511,22 @@ def _search(args: argparse.Namespace) -> int:  # exit status
 # %% ../nbs/99_cli.ipynb #521539f8
 def _list(args: argparse.Namespace) -> int:  # exit status
     "Name all profiles, experiments, questions, data sets and methods, with a word on each"
-    from dmlstudy.data import DATASETS, EMBEDDED
+    from dmlstudy.data import DATASETS
     from dmlstudy.study.config import EXPERIMENTS, PROFILES, QUESTIONS
     from dmlstudy.study.methods import METHODS, role
 
     word = lambda said: said if isinstance(said, str) else f"{said['experiment']} of profile {said['profile']}"
-    told = {"omniglot": "handwritten characters, which ship with the package"}
     parts = {
         "profiles": {name: p.about for name, p in PROFILES.items()},
         "experiments": {name: said["about"] for name, said in EXPERIMENTS.items()},
         "questions": {name: ", ".join(map(word, said)) or "nothing to train" for name, said in QUESTIONS.items()},
-        "data sets": {
-            n: told.get(n[:8], f"proxy for {role(n)}") if n in EMBEDDED else "images on disk" for n in DATASETS
-        }
+        "data sets": {n: f"proxy for {role(n)}" if role(n) != n else "images on disk" for n in DATASETS}
+        | dict.fromkeys(("omniglot", "omniglot_few"), "handwritten characters, which ship with the package")
         | {"folder:DIR": "images of your own, a folder for each class", "folder:LIST.csv": "columns image and label"},
         "methods": {name: row.about for name, row in METHODS.items()},
     }
     for title, entries in parts.items():
-        width = max(map(len, entries))
-        print(title, *(f"  {name:{width}s}  {about}" for name, about in entries.items()), "", sep="\n")
+        print(title, *(f"  {name:{max(map(len, entries))}s}  {about}" for name, about in entries.items()), "", sep="\n")
     return 0
 
 
@@ -647,9 +646,7 @@ _STUDY_OPTIONS = {  # name -> words and settings of argparse
     "against": _many("--against", "rows to compare yours with (default: Contrastive (D); Softmax)", "ROW"),
     "size": _option("--size", "folders: side of the images in pixels (default: 128)", type=int, choices=_SIDES),
     "keep_aspect": _switch("--keep-aspect", "folders: keep the shape of images, fill up with grey (else: squash)"),
-    "jobs": _option(
-        "--jobs -j", "processes side by side (default, and 0: one a GPU, or a core)", type=_count, metavar="N"
-    ),
+    "jobs": _option("--jobs -j", "processes side by side (default, 0: one a GPU or core)", type=_count, metavar="N"),
     "scheduler": _option("--scheduler", "a Dask scheduler with workers, such as tcp://host:8786", metavar="ADDRESS"),
     "resources": _many("--resources", "with --scheduler: what a run needs of a worker", "NAME=N"),
     "dry_run": _switch("--dry-run", "say what would run, whether it can, and how long it may take"),
@@ -679,10 +676,8 @@ _EVALUATE_OPTIONS = {
     "columns": _many("--columns", "columns that are dimensions, such as d* (default: numbers that are no ids)", "NAME"),
     "gallery": _option("--gallery", "search in these embeddings, not in the first file", metavar="FILE"),
     "gallery_labels": _option("--gallery-labels", "and their labels, if they are elsewhere", metavar="FILE"),
-    "relevance": _option(
-        "--relevance", "in place of labels: (N, M), above 0: relevant; or (N, classes)", metavar="FILE"
-    ),
-    "no_intervals": _switch("--no-intervals", "only values: eleven times as fast"),
+    "relevance": _option("--relevance", "in place of labels: (N, M), above 0: alike; or (N, classes)", metavar="FILE"),
+    "intervals": _switch("--no-intervals", "only values: eleven times as fast"),
     "metrics": _many("--metrics", "such as recall@1 map@r nmi (default: the usual ones)"),
     "csv": _option("--csv", "write the table there, too", metavar="FILE"),
 }
@@ -692,9 +687,7 @@ _FIND_OPTIONS = {
     "image": _option("image", "files to find the nearest images to", nargs="*", metavar="IMAGE"),
     "model": _option("--model", "folder of the model, as `run --datasets folder:DIR` names it", required=True),
     "k": _option("--k", f"images to find (default: {SHOWN})", type=int, default=SHOWN),
-    "engine": _option(
-        "--engine", "exact, or faiss_ivf: an approximate index for millions of images", default="exact", metavar="NAME"
-    ),
+    "engine": _option("--engine", "exact, or for millions faiss_ivf, approximate", default="exact", metavar="NAME"),
     "serve": _switch("--serve", "open a page in the browser of this machine, where pictures are dropped"),
     "port": _option("--port", "of that page (default: 8765; 0: any)", type=int, default=8765),
     "picture": _option("--picture", "draw them there, such as found.png", metavar="FILE"),
@@ -718,10 +711,7 @@ COMMANDS = {  # name -> function and options
     "tune": (_tune, "profile methods jobs dry_run"),
     "decide": (_decide_claims, "claims ledger hours jobs scheduler resources"),
     "data": (_data, "action names root quick archive download decoded no_strict"),
-    "evaluate": (
-        _evaluate,
-        "embeddings labels label columns gallery gallery_labels relevance metrics no_intervals csv",
-    ),
+    "evaluate": (_evaluate, "embeddings labels label columns gallery gallery_labels relevance metrics intervals csv"),
     "search": (_search, "image model k engine picture serve port"),
     "list": (_list, ""),
 }

@@ -112,12 +112,8 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 @contextmanager
 def _newer_switches(value: str):
-    places = (
-        torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn.rnn,
-        torch.backends.mkldnn.matmul,
-    )
+    at = torch.backends
+    places = at.cuda.matmul, at.cudnn.conv, at.cudnn.rnn, at.mkldnn.matmul
     before = [place.fp32_precision for place in places]
     try:
         for place in places:

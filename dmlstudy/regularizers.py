@@ -272,6 +272,8 @@ class Mix:
         if len(h) != len(self.partner):
             said = f"{self.location!r} has {len(h)} rows for a batch of {len(self.partner)}:"
             raise ValueError(f"{said} mix where the first axis is the batch")
+        if not h.is_floating_point():
+            raise ValueError(f"{self.location!r} is {h.dtype}: mix floating point, scaled as the network wants it")
         return self.lam * h + (1 - self.lam) * h[self.partner.to(h.device)]
 
     def label_sets(self, labels: Tensor) -> list[tuple[float, Tensor]]:  # [(lam, y), (1 - lam, y of the partner)]

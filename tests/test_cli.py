@@ -1,6 +1,7 @@
 """The command: what it prints, what it refuses, and its exit status."""
 
 import io
+import json
 import os
 import pickle
 import subprocess
@@ -17,7 +18,7 @@ from dmlstudy.core.paths import asset
 from dmlstudy.study import records
 from dmlstudy.study.config import PROFILES
 from dmlstudy.study.methods import METHODS
-from dmlstudy.study.plan import jobs_of
+from dmlstudy.study.plan import all_runs, jobs_of
 
 
 @pytest.fixture
@@ -300,3 +301,47 @@ def test_help_needs_nothing_but_python(tmp_path):
 def test_settings_name_the_command():
     settings = (Path(cli.__file__).parents[1] / "settings.ini").read_text()
     assert "console_scripts = dmlstudy=dmlstudy:main" in settings
+
+
+def test_tune_keeps_what_was_chosen_for_rows_without_trials_here(call, monkeypatch, tmp_path):
+    """All but the one row that was asked for was taken out of the file of choices."""
+    from dmlstudy.study import search
+
+    before = {"glyphs_fine": {"ArcFace": {"lr": 1.0}, "Softmax": {"lr": 2.0}}}
+    (file := tmp_path / "tuned_glyphs.json").write_text(json.dumps(before))
+    place = lambda name: file if name == file.name else asset(name)
+    monkeypatch.setattr("dmlstudy.core.paths.asset", place)
+    monkeypatch.setattr("dmlstudy.study.config.asset", place)
+    monkeypatch.setattr("dmlstudy.study.executor.run_batch", lambda runs, jobs: [])
+    monkeypatch.setattr(search, "chosen_by_search", lambda profile, trials: {"glyphs_fine": {"Softmax": {"lr": 3.0}}})
+    status, told, _ = call("tune", "--methods", "Softmax")
+    assert status == 0 and told.count(f"chosen so far: {file}") == 2
+    assert json.loads(file.read_text()) == {"glyphs_fine": {"ArcFace": {"lr": 1.0}, "Softmax": {"lr": 3.0}}}
+    status, _, wrong = call("tune", "--methods", "Proxy-Anchor")
+    assert status == 2 and "There is no method of profile glyphs 'Proxy-Anchor'" in wrong
+
+
+def test_trials_that_were_searched_are_known(monkeypatch):
+    """Those of the glyphs, measured at other steps than today's runs, were all to be trained again."""
+    monkeypatch.delenv("DMLSTUDY_ROOT", raising=False)
+    for name, profile in PROFILES.items():
+        if profile.search and records.batch_file(f"{name}_search").is_file():
+            known = {record["key"] for record in records.each_record(f"{name}_search", ["key"])}
+            assert known == {run.key() for run in all_runs(jobs_of(name, ["search"], **profile.trial_draws))}, name
+
+
+def test_a_dry_run_asks_for_no_data_that_nothing_needs(call, monkeypatch):
+    """A complete batch was called impossible without its images."""
+    (run, *_) = all_runs(jobs_of("cars_official"))
+    records.save_record({"key": run.key(), "run": vars(run), "curves": {}, "made": {"seconds": 1.0}})
+    words = "run --profile cars_official --dry-run --seeds".split()
+    only = ["--methods", run.method]
+    status, told, _ = call(*words, str(run.seed), *only)
+    assert (status, "0 runs on" in told, "not possible" in told) == (0, True, False)
+    status, told, _ = call(*words, str(run.seed + 1), *only)
+    assert status == 1 and "not possible as it is: cars196_crops was not found" in told
+
+
+def test_what_a_run_needs_of_a_worker_is_a_number(call):
+    status, _, wrong = call("run", "--profile", "smoke", "--scheduler", "tcp://127.0.0.1:1", "--resources", "GPU")
+    assert status == 2 and "--resources are names with a number each, such as GPU=1; got 'GPU'" in wrong

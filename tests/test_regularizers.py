@@ -439,3 +439,10 @@ def test_a_float64_batch_leaves_the_type_of_the_running_mean():
         sec(torch.eye(3, dtype=dtype) * 3)
         assert sec.mu.dtype == torch.float32
     assert sec.mu == 3 and sec.double().mu.dtype == torch.float64
+
+
+def test_whole_numbers_are_not_mixed():
+    """Bytes became fractions of 0 to 255, which a network that scales bytes alone took for 0 to 1."""
+    mix = Mix(0.3, torch.tensor([1, 0]), "input")
+    with pytest.raises(ValueError, match="'input' is torch.uint8: mix floating point"):
+        mix(torch.zeros(2, 4, dtype=torch.uint8))

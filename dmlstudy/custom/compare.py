@@ -23,9 +23,10 @@ from ..stats.sequential import look_interval
 from ..study.config import PROFILES, keep_choice, methods_of, run_of
 from ..study.executor import record_for
 from ..study.methods import METHODS
+from ..study.plan import Job, all_runs, jobs_of
 from ..study.records import load_record, recorded
 from ..study.run import Run
-from ..study.search import chosen_by_search, search_runs
+from ..study.search import chosen_by_search
 from ..study.selection import selected
 
 # %% ../../nbs/93_custom.compare.ipynb #engine01
@@ -191,6 +192,14 @@ def _try_all(methods: Sequence[str], datasets: Sequence[str], profile: str) -> N
                 try_out(method, len(splits_of(run)["train"].class_names), run.embed_dim)
 
 
+def _trial_jobs(methods: Sequence[str], datasets: Sequence[str], profile: str) -> list[Job]:
+    "The trials of methods of one's own: of the first search of a profile, or of all that choose together"
+    p, datasets = PROFILES[profile], [d for d in datasets if not is_folder(d)]
+    at = {name: found if p.search.get("pooled") else found[:1] for name, found in p.trial_draws.items()}
+    there = p.tuned and at and datasets and methods  # else nothing is searched, or nothing chosen
+    return jobs_of(profile, ["search"], datasets, methods=methods, **at) if there else []
+
+
 def _search_choice(
     methods: Sequence[str],  # of one's own
     datasets: Sequence[str],
@@ -198,12 +207,9 @@ def _search_choice(
     record: Callable[[Run], Mapping] = record_for,  # reads the record of a trial, or trains it
 ) -> None:
     "Choose the learning rates of methods as those of the study were chosen, and keep the choice"
-    p = PROFILES[profile]
-    datasets = [d for d in datasets if p.search and not is_folder(d)]  # where the rows were searched
-    trials = [run for d in datasets for run in search_runs(profile, d, p.search.get("seeds", [None])[0], methods)]
-    if trials:
+    if trials := all_runs(_trial_jobs(methods, datasets, profile)):
         found = [record(run) for run in tqdm(trials, "trials on held-out classes", leave=False)]
-        keep_choice(p, chosen_by_search(profile, found, methods))
+        keep_choice(PROFILES[profile], chosen_by_search(profile, found, methods))
 
 # %% ../../nbs/93_custom.compare.ipynb #cba680bc
 _NO_ROWS = "no baseline of profile {} is recorded in {}. Work in a clone of the project, or name rows to train, as"

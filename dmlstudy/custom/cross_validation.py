@@ -25,6 +25,7 @@ from ..data.splits import PARTS
 from ..metrics import evaluate, evaluate_apart
 from ..metrics.neighbours import as_points
 from ..models import make_model
+from ..models.projection import _scatter
 from ..study.config import PROFILES, run_of
 from ..study.executor import record_for
 from ..study.run import Run
@@ -178,10 +179,8 @@ def whitening(
     labels: torch.Tensor | None = None,  # (N,): whiten the covariance within classes; None: that of all images
 ) -> Callable:  # ridge -> weight (p, p) and bias (p,) of a linear layer
     "Return the linear layers that whiten features"
-    f, labels = f.double(), torch.zeros(len(f), dtype=torch.int64) if labels is None else labels
-    counts = labels.bincount()[:, None].clamp(min=1)
-    rest = f - (f.new_zeros(len(counts), f.shape[1]).index_add_(0, labels, f) / counts)[labels]
-    values, vectors = torch.linalg.eigh(rest.T @ rest / len(f))
+    f = f.double()
+    values, vectors = torch.linalg.eigh(_scatter(f - f.mean(0), labels)[0])
 
     def layer(ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
         W = vectors * (values.clamp(min=0) + ridge * values[-1] + 1e-12) ** -0.5 @ vectors.T

@@ -60,8 +60,7 @@ def _frame(file: Path, labels: Sequence[str]):  # a table of pandas, which array
 
 def _contents(file: str | Path, labels: Sequence[str] = ()):  # an array, some by name, or a table of pandas
     "Return the contents of a file"
-    file = Path(file)
-    if file.suffix.lower() in _TABLES:
+    if (file := Path(file)).suffix.lower() in _TABLES:
         return _frame(file, labels)
     with open(file, "rb") as head:
         if head.read(6)[:4] not in (b"\x93NUM", b"PK\x03\x04"):

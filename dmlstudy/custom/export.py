@@ -407,8 +407,7 @@ def find(
 ) -> pd.DataFrame:  # query, rank, distance, class, image, row (line of names.txt); k rows a query
     "The nearest images to some pictures; a picture does not find itself; one that cannot be read is left out"
     f = model.embed(images)
-    there = np.isfinite(f).all(1)
-    if not there.any():
+    if not (there := np.isfinite(f).all(1)).any():
         raise ValueError(f"none of {len(there)} images can be read")
     images = [image for image, readable in zip(images, there, strict=True) if readable]
     distances, rows, _ = nearest_others(model, f[there], images, k, engine)

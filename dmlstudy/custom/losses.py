@@ -316,8 +316,7 @@ def try_out(
     parts, rng = METHODS[name].make(n_classes, dim), generator(0, "try out")
     labels = torch.linspace(0, n_classes - 1, min(8, n_classes)).long().repeat_interleave(3)
     batches = [size * torch.randn(len(labels), dim, generator=rng) for size in (1.0, 0.1)]
-    slopes = torch.stack([_slope(name, parts, f, labels) for f in batches])
-    if not slopes.isfinite().all():
+    if not (slopes := torch.stack([_slope(name, parts, f, labels) for f in batches])).isfinite().all():
         raise ValueError(f"{name} has a gradient that is not finite on random embeddings")
     if not slopes.any():
         raise ValueError(f"{name} does not depend on the embeddings: its gradient is 0, nothing would be learned")
@@ -347,8 +346,7 @@ def extend(
     file: str | Path,  # Python
 ) -> list[str]:  # names of rows
     "Read the methods of a file"
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
+    if not (path := Path(file).expanduser().resolve()).is_file():
         raise FileNotFoundError(f"there is no file {path}: name a Python file that holds a loss")
     if path.suffix != ".py":
         raise ValueError(f"{path} is not a Python file: its name ends in .py")

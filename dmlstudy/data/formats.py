@@ -392,8 +392,7 @@ def read_images(
     decoded: bool = False,  # read pixels from the decoded copy that `prepare` wrote
 ) -> tuple[Place, Data]:
     "A data set as it lies on disk, not compared with the published numbers; no image is read"
-    place = locate(name, folder)
-    if not place:
+    if not (place := locate(name, folder)):
         raise FileNotFoundError(str(place))
     splits = LAYOUTS[name][place.layout][1](place.folder)
     if not SOURCES[name]["in_memory"]:

@@ -85,8 +85,7 @@ def check(
     strict: bool = True,  # only as published and complete; False: as far as it can be read
 ) -> Report:  # `.ok`, and a page when printed
     "Say what there is of a data set, whether its numbers are the published ones, and which images cannot be read"
-    place = locate(name, folder)
-    if not place:
+    if not (place := locate(name, folder)):
         return Report(place)
     why = usable(name, folder, strict)
     try:
@@ -104,8 +103,7 @@ def write_crops(
     folder: str | Path | None = None,  # the root that holds cars196/ in an official layout; None: data_dir()
 ) -> int:  # images written, to cars196_crops/001/ to 196/ below the root
     "Cut every image of CARS196 to its box and save it small"
-    place = locate("cars196", folder)
-    if not place:
+    if not (place := locate("cars196", folder)):
         raise FileNotFoundError(f"The crops are made from the whole images. {place}")
     if not (rows := _car_boxes(place)):
         raise ValueError(f"{place}: class folders have no boxes; the crops need cars_annos.mat or the devkit's lists")

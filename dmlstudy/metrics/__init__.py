@@ -154,7 +154,7 @@ _share = lambda hits: float(hits.double().mean())
 TASKS = {  # name -> function of raw embeddings, labels, what it is given and `normalize`: metric -> value
     "queries": lambda f, y, some, on: {"recall@1": _share(y[nearest_other(f, torch.as_tensor(some), on)] == y[some])},
     "groups": lambda f, y, groups, on: {"within_recall@1": _share(hits_within(f, y, torch.as_tensor(groups), on))},
-    "one_shot": lambda f, y, runs, on: {"one_shot_error": _share(one_shot_errors(f, runs, on))},
+    "one_shot": lambda f, y, runs, on: {"one_shot_error": _share(one_shot_errors(f, torch.as_tensor(runs), on))},
     "linear": lambda f, y, features, on: {"linear_accuracy": linear_accuracy(*features)},
     "pairs": _pairs,
     "spectra": _spectra,
@@ -205,13 +205,13 @@ def evaluate(
     """
     lookup("treatment of singletons", singletons, ("miss", "skip"))
     lookup("engine", engine, ENGINES)
-    names = check_names(metrics, f_gallery is None and labels_gallery is None, relevance is None)
     if relevance is not None:
         if not (labels is None and labels_gallery is None and not tasks):
             raise ValueError("give labels or relevance, not both: relevance takes the place of labels")
         labels, labels_gallery = (None if x is None else np.zeros(len(x), int) for x in (f, f_gallery))
     f, y, f_gallery, y_gallery = check_pair(f, labels, f_gallery, labels_gallery)
     own = f_gallery is f
+    names = check_names(metrics, own, relevance is None)
     raw = f if own else torch.cat([f, f_gallery])
     points = as_points(raw, normalize)
     wanted = {name: kind for name, kind in names.items() if kind[0] in RETRIEVAL}
@@ -219,8 +219,7 @@ def evaluate(
     options = {"budget": budget, "progress": progress, "engine": engine}
     each = query_values(pair, own, wanted, singletons, relevance, **options) if wanted else {}
     values = {name: float(v.nanmean()) for name, v in each.items() if name in wanted}
-    wanted = [name for name, (kind, _) in names.items() if kind in CLUSTERING]
-    if wanted:
+    if wanted := [name for name, (kind, _) in names.items() if kind in CLUSTERING]:
         for name, runs in agreement(points, y, wanted, kmeans_restarts, seed, progress=progress).items():
             values[name] = float(np.mean(runs))
             if kmeans_restarts > 1:
@@ -242,10 +241,13 @@ def evaluate_apart(
 ) -> dict[str, float]:  # name -> value; NaN where no class is in two groups
     "Measure retrieval of each image among the images of other groups"
     names, (f, labels, *_) = check_names(metrics, own=False), check_pair(f, labels)
+    groups = check_pair(f, groups)[1]
+    for kind, _ in names.values():
+        lookup("retrieval metric", kind, RETRIEVAL)
     points, labels = as_points(f, normalize), labels.unique(return_inverse=True)[1]
     pairs, pair, size = torch.stack([labels, groups], 1).unique(dim=0, return_inverse=True, return_counts=True)
     relevant = labels.bincount()[labels] - size[pair]
-    k = min(len(f), max(1, *(depth(kind, k, int(relevant.max()), False) for kind, k in names.values())))
+    k = min(len(f), max([1, *(depth(kind, k, int(relevant.max()), False) for kind, k in names.values())]))
     found: dict[str, list] = {name: [] for name in names}
     for rows in (relevant > 0).nonzero()[:, 0].split(max(1, budget // (8 * len(f)))):
         distance = torch.cdist(points[rows], points, compute_mode="donot_use_mm_for_euclid_dist")

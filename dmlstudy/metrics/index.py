@@ -59,11 +59,13 @@ def search_index(
     "Search an index; where its lists hold fewer than k points, search more lists"
     squared, places = index.search(queries, k)
     probes = getattr(index, "nprobe", None)
-    while probes and (short := (places < 0).any(1)).any():
+    while probes and index.nprobe < index.nlist and (short := (places < 0).any(1)).any():
         index.nprobe = min(2 * index.nprobe, index.nlist)
         squared[short], places[short] = index.search(queries[short], k)
     if probes:
         index.nprobe = probes
+    if (places < 0).any():
+        raise ValueError(f"{k} neighbours of each query: the index holds {index.ntotal} points, or a query is NaN")
     return squared, places
 
 

@@ -49,6 +49,8 @@ def linear_accuracy(
         own = every_other(labels)
         h, labels, h_test, labels_test = h[own], labels[own], h[~own], labels[~own]
     h_test, labels_test = check_embeddings(h_test, labels_test, "test features")
+    if h_test.shape[1] != h.shape[1]:
+        raise ValueError(f"the test features have {h_test.shape[1]} dimensions, the others {h.shape[1]}")
     classes, y = labels.unique(return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"a classifier is fitted to images of two or more classes; got {len(h)} of {len(classes)}")
@@ -76,6 +78,7 @@ def nearest_other(
     normalize: bool = True,  # compare on the unit sphere
 ) -> Tensor:  # (Q,), the nearest other one of each
     "The nearest neighbour of some images among all"
+    check_numbers("search among others", least=2, whole=True, images=len(f))
     points, found = as_points(f, normalize), torch.empty_like(queries)
     for rows, index in nearest(points, 2, points[queries], progress=False):
         found[rows] = torch.where(index[:, 0] == queries[rows], index[:, 1], index[:, 0])

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.checks import check_numbers
 from ..distances import check_batch, check_finite, shared_labels
 from .neighbours import as_points, nearest
 
@@ -72,7 +73,7 @@ def judge_relevance(
     device: torch.device | str = "cpu",
     budget: int = 2**28,  # bytes for rows at a time
 ) -> tuple[Tensor, Callable]:  # what each query could find, (N,); (rows (B,), neighbours (B, k)) -> hits (B, k)
-    "Yield the images relevant to each query, a block of rows at a time"
+    "Return how many images are relevant to each query, and a function that says which neighbours are"
     both = relevance if isinstance(relevance, tuple) else (relevance,) * 2
     x, y = (_as_tensor(part, "relevance").to(device) for part in both)
     sizes, whole = (tuple(x.shape), tuple(y.shape)), isinstance(relevance, tuple) or x.ndim != 2 or x.shape != (n, m)
@@ -131,6 +132,7 @@ def retrieve(
     progress: bool = True,  # show a bar when it takes more than some seconds
 ) -> Retrieval:  # N x k hits and neighbours are kept: 9 bytes each
     "Search once and keep everything: for class-level statistics, and for looking at neighbours"
+    check_numbers("search", whole=True, k=k)
     f, labels, f_gallery, labels_gallery = check_pair(f, labels, f_gallery, labels_gallery)
     own = f_gallery is f
     gallery = as_points(f if own else torch.cat([f, f_gallery]), normalize)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.checks import check_numbers
 from .neighbours import as_points
 from .retrieval import check_embeddings
 
@@ -67,8 +68,8 @@ def draw_pairs(
 def _given_pairs(pairs: Sequence, n: int, folds: int) -> tuple[np.ndarray, np.ndarray]:  # as from `draw_pairs`
     "A list of pairs, in parts as LFW has them: either kind in consecutive tenths"
     pairs = np.asarray(pairs)
-    if pairs.ndim != 2 or pairs.shape[1] != 3:
-        raise ValueError(f"pairs are rows of (i, j, same), shape (P, 3); got {pairs.shape}")
+    if pairs.ndim != 2 or pairs.shape[1] != 3 or not len(pairs) or (pairs != pairs.astype(int)).any():
+        raise ValueError(f"pairs are rows of integers (i, j, same), shape (P, 3); got {pairs.dtype}, {pairs.shape}")
     kinds = [np.flatnonzero(pairs[:, 2] == one) for one in (1, 0)]
     if sum(map(len, kinds)) < len(pairs) or not (0 <= pairs[:, :2].min() <= pairs[:, :2].max() < n):
         raise ValueError(f"pairs name images 0 to {n - 1}, and say 1 for the same or 0 for different")
@@ -108,6 +109,8 @@ def verification(
 ) -> dict[str, float]:  # accuracy, low and high over classes (95 %), threshold (a distance), tar@0.1, tar@0.01
     "Same or different, by the distance of unit embeddings"
     f, labels = check_embeddings(f, labels)
+    check_numbers("verification", least=2, whole=True, folds=folds)
+    check_numbers("verification", most=1, **{f"far[{i}]": one for i, one in enumerate(far)})
     rng, y = np.random.default_rng(seed), labels.unique(return_inverse=True)[1].cpu().numpy()
     pairs, part = draw_pairs(y, folds, rng) if pairs is None else _given_pairs(pairs, len(f), folds)
     points, rows, same = as_points(f), torch.from_numpy(pairs[:, :2]).to(f.device), pairs[:, 2] == 1

@@ -142,8 +142,7 @@ def read_weights(
     path: str | Path,  # .safetensors, or what torch.save wrote
 ) -> dict[str, Tensor]:  # name -> tensor, on the CPU
     "The tensors of a weight file; a state dict may lie in `state_dict` or `model`, its names may begin with `module.`"
-    path = Path(path).expanduser()
-    if not path.is_file():
+    if not (path := Path(path).expanduser()).is_file():
         raise FileNotFoundError(f"There is no weight file {path} (looked for in {path.parent.resolve()}).")
     try:
         safe = path.suffix == ".safetensors"

@@ -37,9 +37,8 @@ class ConvNet(nn.Module):
             layers += [nn.Conv2d(before, channels, 3, stride, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
             before, side = channels, -(-side // stride)
         self.stem = nn.Sequential(*layers, nn.Flatten())
-        self.tail = nn.Sequential(
-            nn.Linear(before * side**2, self.dim, bias=False), nn.BatchNorm1d(self.dim), nn.ReLU()
-        )
+        last = nn.Linear(before * side**2, self.dim, bias=False)
+        self.tail = nn.Sequential(last, nn.BatchNorm1d(self.dim), nn.ReLU())
 
     def stem_features(
         self,

@@ -41,8 +41,9 @@ def fit_projection(
     check_numbers("projection", least=0, ridge=ridge)
     if kind == "lda" and labels is None:
         raise ValueError("lda needs the labels of the training images; whitened does without")
-    if not 1 <= (dim := features.shape[1] if dim is None else dim) <= features.shape[1]:
-        raise ValueError(f"{features.shape[1]} features give 1 to {features.shape[1]} dimensions; got dim={dim}")
+    check_numbers("projection", least=1, most=features.shape[1], whole=True, none=True, dim=dim)
+    if not len(features) or not features.isfinite().all():
+        raise ValueError(f"a projection is fitted to finite features of some images; got {tuple(features.shape)}")
     mean = features.double().mean(0)
     scatter, means = _scatter(features.double() - mean, labels if kind == "lda" else None)
     variance, axes = torch.linalg.eigh(scatter)

@@ -345,7 +345,7 @@ def write_article(profile: str = "glyphs") -> list[Failure]:  # empty if all is 
 # %% ../../nbs/90_report.page.ipynb #b9e20b8a
 def collect(
     profile: str,  # name in PROFILES
-    runs: Iterable[Run] = (),  # what was asked for, in the profile's plan or not
+    runs: Sequence[Run] = (),  # what was asked for, in the profile's plan or not
 ) -> list[dict]:  # records of runs that were asked for beside the plan
     "Merge what this machine trained into the records of a profile, and the rest into those in `outputs/custom`"
     planned = {*all_runs(job for job in jobs_of(profile) if job.experiment != "search")}

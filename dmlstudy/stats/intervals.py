@@ -15,7 +15,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from ..core.checks import check_numbers
+from ..core.checks import check_numbers, lookup
 
 # %% ../../nbs/80_stats.intervals.ipynb #14464393
 def t_interval(
@@ -145,8 +145,9 @@ def correlation(
     kind: str = "spearman",  # or pearson
 ) -> np.ndarray:  # (...), -1 to 1; NaN where a quantity does not vary
     "Correlation over methods, or partial correlation"
-    ready = {"spearman": lambda v: stats.rankdata(v, axis=-1), "pearson": lambda v: np.asarray(v, float)}[kind]
-    centred = [v - v.mean(-1, keepdims=True) for v in (ready(v) for v in (x, y, z) if v is not None)]
+    kinds = {"spearman": lambda v: stats.rankdata(v, axis=-1), "pearson": lambda v: np.asarray(v, float)}
+    given = [lookup("kind of correlation", kind, kinds)(v) for v in (x, y, z) if v is not None]
+    centred = [(v - v.mean(-1, keepdims=True)) * (np.ptp(v, -1, keepdims=True) > 0) for v in given]
     with np.errstate(divide="ignore", invalid="ignore"):
         unit = [v / np.sqrt((v * v).sum(-1, keepdims=True)) for v in centred]
         r, *more = [(u * v).sum(-1) for i, u in enumerate(unit) for v in unit[i + 1 :]]

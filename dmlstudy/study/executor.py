@@ -99,6 +99,7 @@ def _train(run: Run, **options) -> dict:
     _note(run, "begun")
     try:
         save_record(train.fit(run, **{"folder": folder, **options}))
+        (folder / "checkpoint.pt").unlink(missing_ok=True)  # not before: a record that cannot be written costs no run
     except Exception as error:
         _note(run, "failed", explained(error))
         raise
@@ -511,7 +512,7 @@ def differences(before: Mapping, after: Mapping) -> dict[str, float]:
 
     out = {}
     for split, curve in {**before["curves"], "terms": before.get("terms", {})}.items():
-        other = after["terms"] if split == "terms" else after["curves"].get(split, {})
+        other = after.get("terms", {}) if split == "terms" else after["curves"].get(split, {})
         for name, values in curve.items():
             a, b = (np.array(v, dtype=float) for v in (values, other.get(name, [])))
             if a.shape != b.shape:

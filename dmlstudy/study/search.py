@@ -93,8 +93,9 @@ def search_runs(
     "The trials of methods of a profile on one data set, on the classes of the split or of that replicate"
     at = PROFILES[profile].searches[0] if replicate is None else replicate
     said = {"measure": "validation", "replicate": at, "train_classes": None}
+    own = lambda method: PROFILES[profile].search.get("fields", {}).get(METHODS[method].protocol, {})
     return [
-        run_of(profile, dataset, **{"method": method, **one}, seed=seed, fold=fold, **said)
+        run_of(profile, dataset, **{"method": method, **one, **own(method)}, seed=seed, fold=fold, **said)
         for method in methods or methods_of(profile, dataset)
         for one in trials(profile, dataset, method, at)
         for fold in PROFILES[profile].search["folds"]

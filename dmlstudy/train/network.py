@@ -173,6 +173,6 @@ def decay_rates(
         share = (1 + math.cos(math.pi * step / run.steps)) / 2
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * (run.lr_decay + (1 - run.lr_decay) * share)
-    elif step in milestone_steps(run):
+    elif here := milestone_steps(run).count(step):
         for group in optimizer.param_groups:
-            group["lr"] *= run.lr_decay
+            group["lr"] *= run.lr_decay**here

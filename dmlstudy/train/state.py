@@ -56,7 +56,7 @@ CHOICES = {  # field of a run -> the names it can take, and what they are where 
 
 
 def check_run(run: Run) -> None:  # raises ValueError
-    "Refuse settings that cannot work, before data are read"
+    "Refuse settings that cannot work, as far as is seen without the data"
     for name, least in _LEAST.items():
         if (value := getattr(run, name)) is not None and not least <= value < math.inf:
             raise ValueError(f"{name} must be a number of at least {least}; got {value}")

@@ -8,11 +8,13 @@ from scipy import stats
 from dmlstudy import compare
 from dmlstudy.custom import compare as comparison
 from dmlstudy.custom import losses as own
+from dmlstudy.custom.compare import _trial_jobs
 from dmlstudy.report.tables import profile_records
 from dmlstudy.stats.decisions import verdict
 from dmlstudy.stats.intervals import t_interval
-from dmlstudy.study.config import setting_of
+from dmlstudy.study.config import PROFILES, setting_of
 from dmlstudy.study.methods import METHODS
+from dmlstudy.study.plan import all_runs
 from dmlstudy.study.run import make_run
 from dmlstudy.study.selection import selected
 
@@ -138,3 +140,11 @@ def test_two_of_one_name_are_refused(no_row_stays):
     mined = own.Own(losses.CircleLoss(), miner=miners.MultiSimilarityMiner())
     with pytest.raises(ValueError, match=r"two of yours have the name CircleLoss: .*name="):
         compare(own.Own(losses.CircleLoss()), mined, profile="drill", baselines=["Softmax"])
+
+
+def test_what_is_searched_for_a_loss_of_ones_own():
+    """Of a pooled search all draws choose together: with those of the first alone nothing was chosen, in silence."""
+    n_trials = lambda profile: len(all_runs(_trial_jobs(["Softmax"], [PROFILES[profile].datasets[0]], profile)))
+    assert [n_trials(name) for name in ("omniglot_pooled", "omniglot_wider", "omniglot_objectives")] == [200, 20, 40]
+    assert n_trials("omniglot_defaults") == 0, "its search has no file of choices"
+    assert _trial_jobs(["Softmax"], ["folder:/somewhere"], "photos") == []

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dmlstudy import evaluate
+from dmlstudy.core.random import generator
 from dmlstudy.metrics.index import index_nearest, index_recall, make_index, search_index
 from dmlstudy.metrics.neighbours import nearest
 
@@ -90,3 +91,13 @@ def test_at_most_256_queries_measure_an_index(monkeypatch):
     for n in (1, 255, 256, 257, 600, 4000):
         index_recall(make_index(F), F, F[:n], 3)
     assert taken == [1, 255, 256, 256, 256, 256]
+
+
+def test_a_search_without_an_end_is_refused():
+    """More neighbours than points, or a query that is NaN, were searched for ever."""
+    points = torch.randn(500, 8, generator=generator(0, "points")).numpy()
+    index = make_index(points, "faiss_ivf")
+    for queries, k in ((points[:2] * np.nan, 3), (points[:2], 501)):
+        with pytest.raises(ValueError, match="the index holds 500 points, or a query is NaN"):
+            search_index(index, queries, k)
+    assert (search_index(index, points[:2], 500)[1] >= 0).all()

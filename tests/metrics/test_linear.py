@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from dmlstudy.core.random import generator
+from dmlstudy.metrics import evaluate
 from dmlstudy.metrics.probes import every_other, linear_accuracy
+from dmlstudy.metrics.retrieval import retrieve
 
 
 @pytest.fixture
@@ -53,3 +55,21 @@ def test_linear_accuracy_of_nothing_is_no_score():
     for n in (1, 4):
         with pytest.raises(ValueError, match=f"two or more classes; got {n} of 1"):
             linear_accuracy(f[:n], labels[:n] * 0, f, labels)
+
+
+def test_what_cannot_be_compared_is_refused(features):
+    h, labels = features
+    with pytest.raises(ValueError, match="the test features have 5 dimensions, the others 6"):
+        linear_accuracy(h, labels, h[:, :5], labels)
+    with pytest.raises(ValueError, match="images of the search among others must be an integer, at least 2; got 1"):
+        evaluate(h[:1], labels[:1], ["recall@1"], tasks={"queries": [0]})
+    with pytest.raises(ValueError, match="k of the search must be an integer, at least 0; got -1"):
+        retrieve(h, labels, -1)
+
+
+def test_a_task_takes_lists(features):
+    h, labels = features
+    runs = [[[0, 4], [1, 5], [2, 6]]]
+    assert evaluate(h, labels, [], tasks={"one_shot": runs}) == evaluate(
+        h, labels, [], tasks={"one_shot": torch.tensor(runs)}
+    )

@@ -137,3 +137,19 @@ def test_tasks_take_arrays():
     tasks = {"queries": np.arange(5), "groups": np.zeros(60, int)}
     same = {"queries": torch.arange(5), "groups": torch.zeros(60, dtype=int)}
     assert evaluate(F, LABELS, ["rho"], tasks=tasks) == evaluate(F, LABELS, ["rho"], tasks=same)
+
+
+def test_wrong_input_of_retrieval_apart_is_named():
+    groups = torch.arange(len(F)) % 3
+    for metrics in (["norm_mean"], None):
+        with pytest.raises(ValueError, match="There is no retrieval metric 'norm_mean'"):
+            evaluate_apart(F, LABELS, groups, metrics)
+    for wrong in (groups[1:], groups[:, None]):
+        with pytest.raises(ValueError, match="labels"):
+            evaluate_apart(F, LABELS, wrong)
+    assert evaluate_apart(F, LABELS, groups, []) == {}
+    assert evaluate_apart(F, LABELS, groups.numpy()) == evaluate_apart(F, LABELS, groups)
+
+
+def test_a_gallery_that_is_the_queries_has_clusters():
+    assert evaluate(F, LABELS, ["nmi"], f_gallery=F, labels_gallery=LABELS) == evaluate(F, LABELS, ["nmi"])

@@ -77,3 +77,18 @@ def test_a_list_whose_parts_share_classes_in_either_place_has_no_interval(rng):
 def test_one_fold_is_no_lack_of_classes():
     with pytest.raises(ValueError, match="takes 4 classes of two or more images, 2 folds; got 20, 1"):
         draw_pairs(np.arange(60) // 3, 1, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ({"pairs": [[0.5, 1, 1], [0, 2, 0]]}, "rows of integers"),
+        ({"pairs": np.empty((0, 3))}, "rows of integers"),
+        ({"folds": 2.5}, "folds of the verification must be an integer, at least 2"),
+        ({"far": [0.1, -1]}, r"far\[1\] of the verification must be a number, at least 0 and at most 1; got -1"),
+    ],
+)
+def test_wrong_pairs_and_parts_are_refused(more, said, rng):
+    f, labels = torch.from_numpy(rng.normal(size=(60, 4))), torch.arange(60) % 12
+    with pytest.raises(ValueError, match=said):
+        verification(f, labels, **more)

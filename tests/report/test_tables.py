@@ -1,9 +1,11 @@
 """Tables: which values are marked as the best."""
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from dmlstudy.report.tables import mark_ties, ties
+from dmlstudy.report.tables import intervals, mark_ties, ties
 
 
 @pytest.fixture
@@ -24,3 +26,13 @@ def test_a_seed_that_one_method_alone_has_decides_nothing(scores):
 def test_a_method_that_lacks_a_seed_is_not_marked(scores):
     scores.loc["good", 2] = None
     assert mark_ties(pd.Series({m: m for m in scores.index}), scores)["good"] == "good"
+
+
+def test_an_interval_is_of_the_values_that_are_there():
+    """One NaN in one of two rows with as many values ended in an error."""
+    values = pd.DataFrame(
+        [("a", 1.0), ("a", np.nan), ("b", 1.0), ("c", 1.0), ("c", 2.0), ("c", np.nan)], columns=["method", "value"]
+    )
+    found = intervals(values, ("method",)).set_index("method")
+    assert found["n"].tolist() == [1, 1, 2] and found["half"].isna().tolist() == [True, True, False]
+    assert found.at["c", "half"] == pytest.approx(0.5 * stats.t.isf(0.025, 1))

@@ -9,7 +9,7 @@ from dmlstudy.core.random import generator
 from dmlstudy.custom.embedding_files import class_intervals
 from dmlstudy.custom.export import _Best
 from dmlstudy.data.loaders import Feed, splits_of
-from dmlstudy.stats.intervals import correlation_interval, crossed_interval, search_interval
+from dmlstudy.stats.intervals import correlation, correlation_interval, crossed_interval, search_interval
 from dmlstudy.stats.sequential import LOOKS, e_value, look_interval, race, sequence_interval
 from dmlstudy.study.run import make_run
 from dmlstudy.study.selection import SELECTIONS, places
@@ -161,3 +161,13 @@ def test_no_spread_over_classes_is_no_interval():
     labels = np.arange(100) // 4
     (row,) = class_intervals(np.eye(25)[labels], labels, ["recall@1"])
     assert row["value"] == 1 and np.isnan([row["low"], row["high"]]).all()
+
+
+@pytest.mark.parametrize("kind", ["pearson", "spearman"])
+def test_what_does_not_vary_has_no_correlation(kind):
+    """Rounding gave -1 for two constants."""
+    constant, rising = np.full(12, 0.1), np.arange(12.0)
+    both = correlation(np.stack([constant, rising, rising]), np.stack([np.full(12, 0.3), constant, rising]), kind=kind)
+    assert np.isnan(both[:2]).all() and both[2] == 1
+    with pytest.raises(ValueError, match="There is no kind of correlation 'kendall'"):
+        correlation(rising, rising, kind="kendall")

@@ -26,7 +26,7 @@ from dmlstudy.samplers import SAMPLERS
 from dmlstudy.study.methods import METHODS
 from dmlstudy.study.run import make_run
 from dmlstudy.train import BROKEN, Checkpoint, Guard, Monitor, Progress, fit, train_steps
-from dmlstudy.train.network import Network, embed, matmul_precision
+from dmlstudy.train.network import Network, decay_rates, embed, matmul_precision, milestone_steps
 from dmlstudy.train.state import State, mixup_of, sampler_of, start
 
 TINY = {"dataset": "glyphs_many", "steps": 6, "eval_every": 3, "images_per_class": 4}
@@ -673,3 +673,11 @@ def test_gpu_learns_as_the_cpu_does():
     run = make_run(dataset="glyphs_fine", steps=200, eval_every=100)
     cpu, gpu = (fit(run, device=d)["curves"]["test"]["recall@1"] for d in ("cpu", "cuda"))
     assert abs(cpu[0] - gpu[0]) < 0.005 and abs(cpu[-1] - gpu[-1]) < 0.05
+
+
+def test_two_milestones_on_one_step_decay_twice():
+    state = at_start(lr=1e-3, lr_decay=0.1, milestones="0.5,0.5")
+    here = milestone_steps(state.run)[0]
+    for step in range(here + 1):
+        decay_rates(state.optimizer, state.run, step)
+    assert state.optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
