@@ -99,7 +99,6 @@ def _train(run: Run, **options) -> dict:
     _note(run, "begun")
     try:
         save_record(train.fit(run, **{"folder": folder, **options}))
-        (folder / "checkpoint.pt").unlink(missing_ok=True)  # not before: a record that cannot be written costs no run
     except Exception as error:
         _note(run, "failed", explained(error))
         raise

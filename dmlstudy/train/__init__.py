@@ -227,7 +227,8 @@ class Checkpoint:
             try:
                 weights = partial(torch.save, state.network.model.state_dict())
                 write_atomically(state.folder / "weights.pt", weights)
-                (state.folder / BROKEN).unlink(missing_ok=True)
+                for left in (self.file, state.folder / BROKEN):
+                    left.unlink(missing_ok=True)
             except OSError as lost:
                 warnings.warn(f"{lost}. The record is whole, the weights are not kept", stacklevel=2)
 

@@ -231,26 +231,6 @@ def test_a_run_goes_on_where_its_killed_process_was(study):
     assert {**whole, "made": 0} == {**record, "made": 0}
 
 
-def test_a_record_that_cannot_be_written_costs_no_run(study, monkeypatch):
-    """The checkpoint was gone before the record was there."""
-    run, begun = small(steps=6, eval_every=2), []
-    look = SimpleNamespace(begin=lambda state: begun.append(state.step))
-
-    def fail(record):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(batch, "save_record", fail)
-        with pytest.raises(batch.FailedRuns, match="No space left"):
-            batch.record_for(run, hooks=[look, train.Checkpoint(every=0.0)])
-    left = records.run_folder(run) / "checkpoint.pt"
-    assert left.exists() and not records.recorded(run)
-    resumed = []
-    ahead = SimpleNamespace(measured=lambda state, step, values: resumed.append(step))
-    batch.record_for(run, hooks=[ahead, train.Checkpoint(every=0.0)])
-    assert begun == [0] and 2 not in resumed and not left.exists() and records.recorded(run)
-
-
 # a ledger of one claim, on runs of a second
 DECIDE = """import dataclasses
 import sys
