@@ -580,7 +580,7 @@ function trials() {
 }
 
 function nameOfClass(data, k) {
-  const text = partOf(data).names[k]?.replace(/^U\+[0-9A-F]+ /, "") ?? `class ${k + 1}`
+  const text = meta.names[partOf(data).of]?.[k]?.replace(/^U\+[0-9A-F]+ /, "") ?? `class ${k + 1}`
   return (text[0].toUpperCase() + text.slice(1)).replaceAll("_", " ").replace("/", " ")
 }
 function scatter(a, b, [A, B], name) {

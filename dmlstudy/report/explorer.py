@@ -266,7 +266,7 @@ def _part_entries(
     parts: Mapping[str, tuple],  # as from `explored_parts`
     profile: str,
     more: Iterable[str],  # parts of which there are trials alone
-) -> list[dict]:
+) -> tuple[list[dict], dict[str, list[str]]]:  # of each part; data set -> names of its test classes
     "What the page has of each part beside the values of its runs: the rule that it begins with, and its classes"
     entries, names = [], {}
     for name, (records, runs) in parts.items():
@@ -277,13 +277,13 @@ def _part_entries(
             classes = class_columns([records[row - first] for row in own.loc[own["main"], "row"]], rule)
             if classes and dataset not in names:
                 names[dataset] = class_names(dataset)
-            n, known = len(next(iter(classes.values()), ())), names.get(dataset, [])
+            named = len(names.get(dataset, [])) == len(next(iter(classes.values()), ()))
             title = name_of(part) if name == profile else _WORDS["drawings"][name]
             entry = {"name": part, "title": title, "rule": rule, "classes": classes}
-            entries.append(entry | {"names": known if len(known) == n else []})
+            entries.append(entry | {"of": dataset if named else ""})
     known = {entry["name"] for entry in entries}
     new = [name for name in dict.fromkeys(more) if name not in known]
-    return entries + [{"name": name, "title": name_of(name), "classes": {}, "names": []} for name in new]
+    return entries + [{"name": name, "title": name_of(name), "classes": {}, "of": ""} for name in new], names
 
 # %% ../../nbs/91_report.explorer.ipynb #2186f5fd
 def explorer_data(profile: str) -> dict:  # for JSON
@@ -295,7 +295,7 @@ def explorer_data(profile: str) -> dict:  # for JSON
     known = {name: [*dict.fromkeys(runs[of])] for name, of in names.items()}
     methods, (curves, steps, which) = known["method"], curve_columns(records)
     trials = trial_entries({name: None if name == profile else name for name in parts}, methods)
-    datasets = _part_entries(parts, profile, (t["dataset"] for t in trials))
+    datasets, names_of = _part_entries(parts, profile, (t["dataset"] for t in trials))
     known["dataset"] = [entry["name"] for entry in datasets]
     coded = {name: pd.Categorical(runs[of], known[name]).codes.tolist() for name, of in names.items()}
     verdicts = {code: (mark, WORDS.get(code, words)) for code, (mark, words) in _WORDS["verdicts"].items()}
@@ -305,7 +305,7 @@ def explorer_data(profile: str) -> dict:  # for JSON
         **{"profile": profile, "about": f"{about}.", "note": data_note(records), "runs": len(records)},
         **{"datasets": datasets, "metrics": value_columns(records), "rules": rules, "trials": trials},
         **{"methods": [*map(method_entry, methods)], "settings": known["setting"], "replicates": known["replicate"]},
-        **{"marks": [_WORDS["marks"].get(name, name) for name in COLOURS], "verdicts": verdicts},
+        **{"marks": [_WORDS["marks"].get(name, name) for name in COLOURS], "verdicts": verdicts, "names": names_of},
         **{"columns": coded | {"steps": which}, "curves": curves, "steps": steps, "sets": set_entries(profile, parts)},
     }
 

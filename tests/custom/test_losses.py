@@ -101,7 +101,7 @@ Searched = Own(Clipped, axes={"reach": (0.2, 2.0), "samples_per_class": (2, 4)})
 @pytest.mark.slow
 def test_a_loss_of_ones_own_joins_the_race(tmp_path, monkeypatch):
     """Trials in a box of its own axes, then replicates, judged against a baseline at a declared look."""
-    box = {"trials": 4, "replicate": 101, "folds": [0], "rule": "window", "lr": [1e-4, 1e-3]}
+    box = {"trials": 4, "replicates": [101], "folds": [0], "rule": "window", "lr": [1e-4, 1e-3]}
     more = {"search": box, "replicates": (20, 21, 22, 23, 24), "tuned": "tuned_race.json"}
     monkeypatch.setitem(config.PROFILES, "race", replace(config.PROFILES["drill"], **more))
     file = tmp_path / "my_method.py"
