@@ -92,7 +92,7 @@ def intervals(
     groups = results.groupby([*by], sort=False)["value"]
     out = groups.agg(mean="mean", std="std", n="count").reset_index()
     out[["half", "low", "high"]] = float("nan")
-    values = groups.agg(lambda v: [*v.dropna()]).reset_index(drop=True)
+    values = groups.agg(list).reset_index(drop=True).map(lambda v: [x for x in v if x == x])  # without NaN
     for rows in out.groupby("n").groups.values():
         out.loc[rows, ["low", "high"]] = np.transpose(t_interval([*values[rows]]))
     return out.assign(half=out["high"] - out["mean"])
