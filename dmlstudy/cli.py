@@ -81,8 +81,11 @@ def _run(args: argparse.Namespace) -> int:  # exit status
     notebooks()  # without them nothing can be drawn, and nothing is written
     jobs, began = _asked_jobs(args), time.perf_counter()
     runs = all_runs(jobs)
-    asked = {(j.profile, run.dataset, run.method): None for j in jobs if j.experiment != "choices" for run in j.runs()}
-    if early := [(profile, m) for profile, dataset, m in asked if unsearched(profile, dataset, [m])]:
+    if args.methods and jobs and not runs:
+        raise ValueError("nothing that was asked for trains these methods: see dmlstudy list")
+    each = ((j.profile, run) for j in jobs if j.experiment not in ("choices", "search") for run in j.runs())
+    asked = dict.fromkeys((profile, run.dataset, run.method, run.replicate) for profile, run in each)
+    if early := [*dict.fromkeys((p, m) for p, dataset, m, draw in asked if unsearched(p, dataset, [m], draw))]:
         todo = f'dmlstudy tune --profile {early[0][0]} --methods "{"; ".join(m for _, m in early)}"'
         raise ValueError(f"no search has chosen for {len(early)} rows: {todo}; or name other rows with --methods")
     with fresh_outputs() if args.fresh else nullcontext():
@@ -103,13 +106,26 @@ def _run(args: argparse.Namespace) -> int:  # exit status
 
 # %% ../nbs/99_cli.ipynb #220deed7
 def _train(args: argparse.Namespace, runs: Sequence[Run], later: float = 0.0) -> list:  # failures
-    "Train what is missing, on this machine or on the workers of a scheduler"
+    "Train what is missing, here or on the workers of a Dask scheduler; resources are what each run needs of one"
     from dmlstudy.study.executor import run_batch
 
     extend = getattr(args, "extend", None)
-    if args.scheduler:
-        return _on_cluster(args.scheduler, runs, args.resources, extend)
-    return run_batch(runs, args.jobs, extend=extend, later=later)
+    if not args.scheduler:
+        return run_batch(runs, args.jobs, extend=extend, later=later)
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ValueError("--scheduler needs Dask: pip install dmlstudy[dask]") from None
+    for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):  # what breaks is raised
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if wrong := [word for word in args.resources if not re.fullmatch(r"[^=]+=[\d.]+", word)]:
+        raise ValueError(f"--resources are names with a number each, such as GPU=1; got {wrong[0]!r}")
+    needs = {name: float(number) for name, _, number in (word.partition("=") for word in args.resources)}
+    with Client(args.scheduler, timeout="10s") as client:
+        if not (workers := sum(client.nthreads().values())):
+            raise ValueError(f"the scheduler at {args.scheduler} has no workers")
+        executor = client.get_executor(pure=False, **({"resources": needs} if needs else {}))
+        return run_batch(runs, workers, executor, extend)
 
 # %% ../nbs/99_cli.ipynb #8fa59b71
 def _print_changes(found: dict, n: int) -> None:  # as from `take_fresh`
@@ -120,26 +136,6 @@ def _print_changes(found: dict, n: int) -> None:  # as from `take_fresh`
         print(*(f"    {name}: differs by up to {value:.3g}" for name, value in values.items()), sep="\n")
     if other:
         print(f"{other} of them on another processor: what was recorded stays; --replace takes the new ones")
-
-# %% ../nbs/99_cli.ipynb #9b411e96
-def _on_cluster(address: str, runs: Sequence[Run], resources: Sequence[str] = (), extend: str | None = None) -> list:
-    "Train runs on the workers of a Dask scheduler; resources (NAME=NUMBER) are what each needs of a worker"
-    from dmlstudy.study.executor import run_batch
-
-    try:
-        from distributed import Client
-    except ImportError:
-        raise ValueError("--scheduler needs Dask: pip install dmlstudy[dask]") from None
-    for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):  # what breaks is raised
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    if wrong := [word for word in resources if not re.fullmatch(r"[^=]+=[\d.]+", word)]:
-        raise ValueError(f"--resources are names with a number each, such as GPU=1; got {wrong[0]!r}")
-    needs = {name: float(number) for name, _, number in (word.partition("=") for word in resources)}
-    with Client(address, timeout="10s") as client:
-        if not (workers := sum(client.nthreads().values())):
-            raise ValueError(f"the scheduler at {address} has no workers")
-        executor = client.get_executor(pure=False, **({"resources": needs} if needs else {}))
-        return run_batch(runs, workers, executor, extend)
 
 # %% ../nbs/99_cli.ipynb #0e47e402
 _RANKED = ("Margin (D, beta=1.2)", "MultiSimilarity", "Triplet (D)", "ProxyNCA", "Softmax")
@@ -202,8 +198,10 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     from dmlstudy.study.methods import METHODS
     from dmlstudy.study.plan import all_runs
 
-    if args.fresh or args.experiments or args.questions:
-        known = "--fresh, --questions and --experiments"
+    if 0 < sum(map(is_folder, names(args.datasets))) < len(names(args.datasets)):
+        raise ValueError("a folder of images is studied alone: ask for other data sets in a command of their own")
+    if args.fresh or args.experiments or args.questions or args.no_strict_data:
+        known = "--fresh, --no-strict-data, --questions and --experiments"
         raise ValueError(f"--extend and folders of images go without {known}: they train what is new")
     args.extend = args.extend and str(Path(args.extend).resolve())
     began, folders = time.perf_counter(), _own_images(args)
@@ -211,9 +209,7 @@ def _run_own(args: argparse.Namespace) -> int:  # exit status
     chosen = names(args.methods, ";")
     if folders:
         failures = _run_folders(args, folders, chosen or [*own, *_RANKED])
-        args.datasets = [name for name in args.datasets if name not in folders]
-        if args.dry_run or not args.datasets:
-            return failures if args.dry_run else _end(None, failures, began)
+        return failures if args.dry_run else _end(None, failures, began)
     rows = dict.fromkeys([*(chosen or own), *names(args.against, ";")])
     args.methods, args.experiments, profile = [";".join(rows)], ["objectives"], PROFILES[args.profile]
     if profile.redraws and args.seeds:
@@ -473,17 +469,6 @@ def _evaluate(args: argparse.Namespace) -> int:  # exit status
     return 0
 
 # %% ../nbs/99_cli.ipynb #f1d0c003
-def _serve(model, *how) -> int:  # exit status
-    "A page of this machine, until Ctrl-C"
-    from dmlstudy.custom.serve import serve
-
-    with serve(model, *how) as server, suppress(KeyboardInterrupt):
-        page = f"http://127.0.0.1:{server.server_address[1]}/"
-        print(f"{page} shows what is nearest to a picture; Ctrl-C ends it", flush=True)
-        server.serve_forever()
-    return 0
-
-
 def _search(args: argparse.Namespace) -> int:  # exit status
     "Print the images nearest to your pictures, by an exported model"
     from dmlstudy.custom.cross_validation import threshold_said
@@ -495,7 +480,13 @@ def _search(args: argparse.Namespace) -> int:  # exit status
     if args.serve:
         if args.image or args.picture:
             raise ValueError("--serve opens a page to drop images on: leave out images and --picture")
-        return _serve(model, args.port, args.k, args.engine)
+        from dmlstudy.custom.serve import serve
+
+        with serve(model, args.port, args.k, args.engine) as server, suppress(KeyboardInterrupt):
+            page = f"http://127.0.0.1:{server.server_address[1]}/"
+            print(f"{page} shows what is nearest to a picture; Ctrl-C ends it", flush=True)
+            server.serve_forever()
+        return 0
     if not args.image:
         raise ValueError("name images to find the nearest to, or give --serve for a page in a browser")
     found = find(model, [*dict.fromkeys(args.image)], args.k, args.engine)
@@ -724,6 +715,8 @@ def _called(words: Sequence[str]) -> int:  # exit status
     if words and not words[0].startswith("-"):
         lookup("command", words[0], COMMANDS)
     args = _parsed(words)
+    if hasattr(sys.stdout, "reconfigure"):  # a file's name that is not UTF-8 is printed as the bytes that it is
+        sys.stdout.reconfigure(errors="surrogateescape")
     warnings.formatwarning = lambda message, *place, **more: f"dmlstudy: {message}\n"
     if getattr(args, "profile", ""):
         from dmlstudy.study.config import PROFILES
@@ -756,22 +749,18 @@ def main(
         full = getattr(error, "errno", None) == errno.ENOSPC and not error.filename
         where = f" (nothing says which file it was: look at {outputs()}, {cache_dir()} and {gettempdir()})"
         said = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) and error.strerror else error
-        print(f"dmlstudy: {said}{where if full and str(outputs()) not in str(error) else ''}", file=sys.stderr)
-        return 2
+        said = f"{said}{where if full and str(outputs()) not in str(error) else ''}"
     except ImportError as error:
         module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if module in ("", "dmlstudy") and "pip install" not in str(error):
             raise
         extra = next((e for e in ("formats", "faiss", "dask", "timm") if module in _EXTRAS[e]), "study")
         said = f"this needs {module}: pip install 'dmlstudy[{extra}]'" if module else error
-        print(f"dmlstudy: {said}", file=sys.stderr)
-        return 2
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise
-        print(f"dmlstudy: {error} Write paths out in full, without ~", file=sys.stderr)
-        return 2
+        said = f"{error} Write paths out in full, without ~"
     except _DAMAGED as error:
-        why = f"{type(error).__name__}: {error}"
-        print(f"dmlstudy: a file is damaged or cut off ({why}): fetch or unpack it again", file=sys.stderr)
-        return 2
+        said = f"a file is damaged or cut off ({type(error).__name__}: {error}): fetch or unpack it again"
+    print(f"dmlstudy: {said}", file=sys.stderr)
+    return 2

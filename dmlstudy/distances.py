@@ -56,7 +56,7 @@ def check_triplets(
             raise ValueError(f"{said}; got {tuple(index.shape)} of {index.dtype}")
         if index.device != f.device:
             raise ValueError(f"{name} are on {index.device}, embeddings on {f.device}: use .to(f.device)")
-        if index.device.type == "cpu" and len(index):
+        if index.device.type == "cpu" and len(index) and not torch.compiler.is_compiling():
             least, most = map(int, index.aminmax())
             if least < 0 or most >= len(f):
                 raise ValueError(f"{name} point outside of the batch of {len(f)}: {least} to {most}")
@@ -89,8 +89,9 @@ def check_positives(
     if positives.device != f.device:
         raise ValueError(f"positives are on {positives.device}, embeddings on {f.device}: use .to(f.device)")
     if positives.is_floating_point() and positives.device.type == "cpu" and not torch.compiler.is_compiling():
-        if not ((positives >= 0) & positives.to(torch.promote_types(f.dtype, torch.float32)).isfinite()).all():
-            raise ValueError("weights of positives must be finite and at least 0")
+        held = positives.to(torch.promote_types(f.dtype, torch.float32))
+        if not ((positives >= 0) & held.isfinite() & ((held > 0) == (positives > 0))).all():
+            raise ValueError(f"weights of positives must be finite and at least 0, in {held.dtype}, too")
 
 # %% ../nbs/04_distances.ipynb #39a9a344
 def as_float(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .core.checks import check_numbers, lookup, make_named
 from .core.random import generator as new_generator
-from .distances import as_float, check_batch, check_positives, pair_masks, settings, unit
+from .distances import as_float, check_batch, check_positives, no_autocast, pair_masks, settings, unit
 from .losses.base import masked_mean
 
 # %% ../nbs/29_regularizers.ipynb #0f923305
@@ -29,7 +29,8 @@ def mean(values: Tensor) -> Tensor:  # scalar
 # %% ../nbs/29_regularizers.ipynb #60pairing
 def _pairing(f: Tensor, labels: Tensor | None, positives: Tensor | None) -> Tensor | None:
     "Return the checked pairing: labels (B,), or a matrix (B, B)"
-    check_batch(f, torch.zeros(len(f), dtype=torch.int64, device=f.device) if labels is None else labels)
+    alone = labels is None and isinstance(f, Tensor)
+    check_batch(f, torch.zeros(len(f), dtype=torch.int64, device=f.device) if alone else labels)
     if positives is None:
         return labels
     if labels is not None:
@@ -69,7 +70,7 @@ class Regularizer(nn.Module):
     ) -> Tensor:  # scalar, connected to f
         "The weighted term"
         labels = _pairing(f, labels, positives)
-        with torch.autocast(f.device.type, enabled=False):
+        with no_autocast(f):
             f, weight = as_float(f), self.weight()
             return (weight if self.ramp is None else weight.to(f)) * self.value(f, labels)
 

@@ -345,3 +345,20 @@ def test_a_dry_run_asks_for_no_data_that_nothing_needs(call, monkeypatch):
 def test_what_a_run_needs_of_a_worker_is_a_number(call):
     status, _, wrong = call("run", "--profile", "smoke", "--scheduler", "tcp://127.0.0.1:1", "--resources", "GPU")
     assert status == 2 and "--resources are names with a number each, such as GPU=1; got 'GPU'" in wrong
+
+
+def test_methods_that_nothing_trains_are_no_success(call):
+    status, _, wrong = call("run", *"--profile glyphs --experiments switch --methods ArcFace --dry-run".split())
+    assert status == 2 and "nothing that was asked for trains these methods: see dmlstudy list" in wrong
+
+
+def test_a_folder_is_studied_alone(call, tmp_path):
+    """It was trained for hours before the other data set was refused."""
+    status, _, wrong = call("run", "--datasets", f"folder:{tmp_path}", "grocery", "--methods", "Softmax", "--dry-run")
+    assert status == 2 and "a folder of images is studied alone" in wrong
+
+
+def test_replicates_that_no_search_was_made_for_are_refused(call):
+    words = "run --profile omniglot_redrawn --methods SHT --experiments objectives --dry-run --replicates"
+    assert "no search has chosen for 1 rows: dmlstudy tune --profile omniglot_redrawn" in call(*words.split(), "30")[2]
+    assert "no search has chosen" not in call(*words.split(), "10")[2]

@@ -114,6 +114,13 @@ def test_not_the_center_invariant_regularizer():
     assert abs(L2Norm(eta=1)(f).item() - 102.0) < 1e-3
 
 
+def test_l2_is_the_lp_regularizer_of_power_two():
+    theirs = pytest.importorskip("pytorch_metric_learning.regularizers").LpRegularizer
+    f = batch("lp").detach().float()
+    assert L2Norm(eta=1)(f).item() == pytest.approx(theirs(power=2)(f).item(), rel=1e-5)
+    assert theirs()(f).item() == pytest.approx(f.norm(dim=1).mean().item(), rel=1e-5)
+
+
 def test_l2_gradient():
     f = batch("l2")
     assert relative(grad(L2Norm(eta=0.3)(f), f), 0.3 * 2 / 60 * f.detach()) < 1e-12
@@ -182,6 +189,15 @@ def test_mistakes_are_named():
         SEC()(torch.ones(3))
     with pytest.raises(ValueError, match=r"labels must have shape \(3,\)"):
         SEC()(torch.ones(3, 2), torch.zeros(2, dtype=torch.int64))
+    for wrong in ([[1.0, 2.0]], None):
+        with pytest.raises(ValueError, match="embeddings must be a tensor; got (list|NoneType): use torch.as_tensor"):
+            L2Norm()(wrong)
+
+
+@each("name", sorted({*REGULARIZERS} - {"sec"}))  # which looks at the numbers of its first batch
+def test_a_device_without_autocast_will_do(name):
+    f, reg = torch.empty(6, 4, device="meta", requires_grad=True), make_regularizer(name).to("meta")
+    assert grad(reg(f, torch.arange(6, device="meta") // 2), f).is_meta
 
 
 # ---- drift laws of gradient descent on the term alone ----

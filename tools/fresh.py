@@ -37,15 +37,9 @@ PAGES = {  # page -> what it is made from
         "dmlstudy/assets/article.html",
     ],
     "figures/README.md": [TEXT, "dmlstudy/assets/outputs.csv", "outputs/answers/*.md", "outputs/figures/*.png"],
-    "explorer.html": [
-        "outputs/records/*",
-        "outputs/claims.csv",
-        "dmlstudy/assets/*.toml",
-        "dmlstudy/assets/explorer.*",
-    ],
+    "explorer.html": [ALL, "outputs/claims.csv", "dmlstudy/assets/*.toml", "dmlstudy/assets/explorer.*"],
 }
-PAGES["article.html"] += ["dmlstudy/assets/article.html"]
-PAGES["report.html"] += ["dmlstudy/assets/report.html", "dmlstudy/assets/outputs.csv"]
+PAGES["report.html"] += [ALL, "dmlstudy/assets/report.html", "dmlstudy/assets/outputs.csv"]
 
 
 @cache

@@ -30,6 +30,7 @@ class Rounds:
         metafunc.fixturenames.append("round_of")
         metafunc.parametrize("round_of", range(1, self.n + 1))
 
+    @pytest.hookimpl(trylast=True)  # when -k has chosen
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: item.callspec.params["round_of"])
         self.each = len(items) // self.n

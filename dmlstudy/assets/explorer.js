@@ -244,8 +244,8 @@ function legend(kinds) {
 }
 const say = (text, hint) => Object.assign($("said"), { textContent: text, className: hint ? "" : "now" })
 const tell = text => (text ? { onpointerenter: () => say(text), onfocus: () => say(text) } : {})
-const reached = (one, more, ...children) =>
-  one.href ? s("a", { href: one.href, "aria-label": one.told, ...more, ...tell(one.told) }, children) : s("g", tell(one.told), children)
+const reached = ({ href, told }, more, ...children) =>
+  s(href ? "a" : "g", href || told ? { href, role: href ? null : "img", "aria-label": told, ...more, ...tell(told) } : {}, children)
 
 // ------------------------------------------------------------------ axes and figures
 function ticks(low, high, count, whole) {
@@ -454,7 +454,7 @@ function methodBoxes(names, picked) {
   )
   const words = picked.size ? `Only ${many(picked.size, "chosen method")}` : "Show only some methods"
   const all = picked.size > 0 && link(address("methods", { ...asked, view: null, method: [] }), "Show all")
-  return h("details", { open: picked.size > 0 }, h("summary", {}, words), h("div", { class: "key" }, boxes), all)
+  return h("details", { open: picked.size > 0 || document.activeElement?.id.startsWith("box-") }, h("summary", {}, words), h("div", { class: "key" }, boxes), all)
 }
 function methods() {
   const sets = dataNames()
@@ -473,7 +473,7 @@ function methods() {
   const most = Math.max(0, ...[...table.values()].map(own => own.size))
   const ties = new Set()
   const cells = whole.map(id => replicates.map(one => table.get(id).get(one)))
-  if (metric.better) tied(cells).forEach((yes, i) => yes && ties.add(whole[i]))
+  if (metric.better && whole.length > 1) tied(cells).forEach((yes, i) => yes && ties.add(whole[i]))
   const ofMethod = id => (whole.includes(id) ? replicates : [...table.get(id).keys()]).map(one => table.get(id).get(one))
   const drawn = [...table.keys()]
     .map(id => ({ id, ...meta.methods[id], ...interval(ofMethod(id)), apart: !whole.includes(id) }))
@@ -489,10 +489,10 @@ function methods() {
   const best = drawn.filter(row => row.shade)
   const apart = drawn.filter(row => row.apart).length
   const counted = many(drawn.length, "method")
-  let title = `${counted} with their intervals`
+  let title = `${counted} with ${drawn.length == 1 ? "its interval" : "their intervals"}`
   if (!drawn.length) title = "No run has this measure"
   else if (best.length > 1) title = `${best.length} of ${counted} cannot be told from the best`
-  else if (best.length) title = `${best[0].name} is ahead of ${drawn.length > 2 ? `the other ${drawn.length - 1} methods` : "the other method"}`
+  else if (best.length) title = `${best[0].name} is ahead of ${whole.length > 2 ? `the other ${whole.length - 1} methods` : "the other method"}`
   const lead = [`Mean over replicates and its 95 % interval${most < 2 ? ", which needs a second replicate" : ""}.`]
   if (replicates.length < most) lead.push(`Means are over the ${many(replicates.length, "replicate")} that most methods share.`)
   if (apart) lead.push(`* ${many(apart, "method")} without some of these: over the replicates that each has, below the others and not tested.`)
@@ -833,9 +833,9 @@ function allClaims(menu) {
       : `${n("reproduced")} of ${effects.length} effects are reproduced, ${n("contradicted")} have the opposite sign`,
     controls: [menu],
     lead:
-      "Each claim of the sets from 2 on was committed before the replicates that decide it were trained. δ is the smallest effect of " +
+      "Each claim of the sets from 2 on was committed before the runs that decide it. δ is the smallest effect of " +
       "interest, mostly 0.5 points of recall@1. A claim has several effects: one for each loss or data set, or their mean. " +
-      "Effects of tuned methods are given one search, whose noise is in no interval (see errata.md). " +
+      "Effects of tuned methods are given one search, whose noise is in no interval (see errata.md), but in sets 14 and 20, which search anew. " +
       "Numbers count effects by verdict. Open a claim for its effects, what each replicate says, and the runs behind them.",
     figure: [
       h("ul", { class: "key" }, counts(effects).map(([code, n]) => h("li", {}, verdict(code), ` ${verdictOf(code)} (${n})`))),
@@ -888,7 +888,7 @@ function claims() {
   const metric = metricOf(e.metric == "lost" ? "recall@1" : e.metric)
   const rule = e.metric == "lost" ? "last" : e.rule
   const at = (view, method, setting) => address(view, { data: e.part, method, metric: metric.name, rule, setting })
-  const least = e.over == "every" && e.pairs.map((_, j) => mean(e.found.slice(0, e.look).map(row => row[j])))
+  const least = e.over == "every" && e.pairs.map((_, j) => mean(e.found.slice(0, e.look || undefined).map(row => row[j])))
   const worst = least && least.indexOf(Math.min(...least))
   const series = e.found.map(v => (e.over == "every" ? v[worst] : Array.isArray(v) ? mean(v) : v))
   const noun = e.counted ? e.counted.replace(/(ch)es$|s$/, "$1").replace("draw", "replicate") : "replicate"
@@ -903,7 +903,6 @@ function claims() {
     }))
   const n = many(e.look, noun)
   const some = e.look ? `Here: ${effectText(e)}${u}, ${n}${own.cap ? ` of at most ${own.cap}` : ""}.` : "It has no replicates yet."
-  const given = value => value !== null && value !== undefined
   const figure = []
   if (drawn.length) {
     const [zero, delta] = [e.null ?? 0, e.delta]
@@ -930,8 +929,8 @@ function claims() {
     lead:
       `${setTitle(own)}. ${[e.paper, e.source?.replace(/\?$/, "")].filter(Boolean).join(": ")}. ${askedOf(e, metric)}; ` +
       `smallest effect of interest ${+e.delta.toPrecision(3)}${u}. ${some}` +
-      `${given(e.new_low) ? ` For new test classes, too: [${points(e.new_low)}, ${points(e.new_high)}].` : ""}` +
-      `${given(e.printed) ? ` Reported: ${points(e.printed)}${e.beside ? ` (${e.beside})` : ""}.` : ""}`,
+      `${e.new_low != null ? ` For new test classes, too: [${points(e.new_low)}, ${points(e.new_high)}].` : ""}` +
+      `${e.printed != null ? ` Reported: ${points(e.printed)}${e.beside ? ` (${e.beside})` : ""}.` : ""}`,
     figure,
     more: [
       behind,
@@ -967,7 +966,8 @@ function draw(moved) {
   $("lead").textContent = view.lead
   $("notice").textContent = notices.join(" ")
   for (const part of ["figure", "more"]) $(part).replaceChildren(...view[part].flat(9).filter(Boolean))
-  say(view.figure.length && asked.view != "claims" ? "Point at a mark, or reach it with the tab key, to read its numbers here." : "", true)
+  const way = asked.view == "pair" ? "" : ", or reach it with the tab key,"
+  say(view.figure.length && asked.view != "claims" ? `Point at a mark${way} to read its numbers here.` : "", true)
   document.title = `${view.title} · explorer`
   if (focused && $(focused)) $(focused).focus({ preventScroll: true })
   else if (moved) {

@@ -32,7 +32,7 @@ def root() -> Path:  # absolute
 # %% ../../nbs/01_core.paths.ipynb #2d71bd98
 def cache_dir() -> Path:  # absolute; may not exist yet
     "Return the folder of rendered data sets: `DMLSTUDY_CACHE`, else the user's cache folder"
-    base = os.environ.get("DMLSTUDY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "dmlstudy"
+    base = os.environ.get("DMLSTUDY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dmlstudy"
     try:
         return Path(base).expanduser().resolve()
     except RuntimeError:  # nobody knows the user's home
@@ -41,7 +41,7 @@ def cache_dir() -> Path:  # absolute; may not exist yet
 
 def outputs() -> Path:  # may not exist yet
     "The folder of everything a study makes: `DMLSTUDY_OUTPUTS`, else `outputs` below the root"
-    return Path(os.environ.get("DMLSTUDY_OUTPUTS") or root() / "outputs").resolve()
+    return Path(os.environ.get("DMLSTUDY_OUTPUTS") or root() / "outputs").expanduser().resolve()
 
 
 def cores() -> int:

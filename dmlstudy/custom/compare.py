@@ -108,9 +108,8 @@ SIZE = 0.5  # smaller differences, in points, do not count
 
 
 def _drawn(profile: str, dataset: str, method: str, draw: int) -> Run:  # a seed, or a replicate
-    if PROFILES[profile].redraws:
-        return run_of(profile, dataset, method, None, replicate=draw)
-    return run_of(profile, dataset, method, draw)
+    draws = {"seed": None, "replicate": draw} if PROFILES[profile].redraws else {"seed": draw}
+    return run_of(profile, dataset, method, **draws)
 
 
 def _chosen(profile: str, dataset: str, method: str, draws: Sequence[int]) -> pd.DataFrame:  # draw x metrics, in %
@@ -175,7 +174,8 @@ def standing(
             labels = {label: named[b] for label, b in others_of if b != m}
             row |= effect_row(own, labels, t_interval, change)
             if "difference" in labels:
-                row["paired seeds"] = len((own["recall@1"] - labels["difference"]["recall@1"]).dropna())
+                d = (own["recall@1"] - labels["difference"]["recall@1"]).dropna().to_numpy()
+                row["paired seeds"] = redraws and look_interval(d, CAP, 1e-3)[2] or len(d)
             rows.append(row | {"against": next(iter(named), ""), "unit": "replicates" if redraws else "seeds"})
     return pd.DataFrame(rows, columns=None if rows else ["dataset", "method", "yours", "baseline"])
 
@@ -267,8 +267,8 @@ def verdicts(
         for label in (c for c in table if c.startswith("difference") and not c.endswith((" low", " high"))):
             parts = {m: effect_text(row, m, SIZE, label) for m in METRIC_WORDS}
             texts = "; ".join(f"{METRIC_WORDS[m]} {text}" for m, text in parts.items() if text)
-            base = label.partition(" to ")[2] or row["against"]
-            out += [f"{where} against {base}, in points: {texts} ({row['unit']}: {row['seeds']:.0f})."] if texts else []
+            base, counted = label.partition(" to ")[2] or row["against"], "paired " * (label == "difference") + "seeds"
+            out += [f"{where} against {base}, in points: {texts} ({row['unit']}: {row[counted]:.0f})."] if texts else []
         if row["start kept"]:
             share = f"{row['start kept']:.0f} of {row['seeds']:.0f}"
             out.append(f"{where}: in {share} runs no checkpoint beat the initial network on validation classes.")

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from .compare import METRIC_WORDS, effect_row, effect_text, leader
+from .compare import METRIC_WORDS, column, effect_row, effect_text, leader
 from ..data.image_folder import load_folder
 from ..data.loaders import feed_of, splits_of
 from ..data.splits import PARTS
@@ -335,8 +335,7 @@ def fold_table(
         out.append({"method": row} | effect_row(values, base, partial(fold_interval, ratio=ratio), change))
         out[-1] |= {c: values[c].mean() for c in values if c.startswith("apart ")}
         out[-1] |= {"seeds": len(values), "start kept": int(values["start kept"].sum()), "unit": "folds"}
-        names = {"may be best": "recall@1", "map@r may be best": "map@r"}
-        out[-1] |= {name: row in (best[m][0], *best[m][1]) for name, m in names.items()}
+        out[-1] |= {column(m, "may be best"): row in (best[m][0], *best[m][1]) for m in METRIC_WORDS if m in best}
     return pd.DataFrame(out).sort_values("map@r", ascending=False, ignore_index=True)
 
 # %% ../../nbs/94_custom.cross_validation.ipynb #4f3b796f

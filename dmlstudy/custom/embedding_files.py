@@ -11,6 +11,7 @@ import json
 import re
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from glob import escape
@@ -68,7 +69,7 @@ def _contents(file: str | Path, labels: Sequence[str] = ()):  # an array, some b
     try:
         found = np.load(file, allow_pickle=False)
         return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
-    except (ValueError, EOFError, BadZipFile) as error:
+    except (ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"{file} is damaged, or holds other things than numbers and words: {error}") from error
     except MemoryError as error:
         raise ValueError(f"{file} is damaged, or too large for this memory: {error}") from error
@@ -82,7 +83,7 @@ def _levels(table, columns: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy(object, na_value=None) for name in chosen}
 
 # %% ../../nbs/92_custom.embedding_files.ipynb #vectors1
-_IDS = re.compile(r"(?i)(.*[_ -])?(id|ids|sku|index|number|row|unnamed: ?\d+)|.*[a-z]I[dD]")
+_IDS = re.compile(r"(?i:(.*[_ -])?(id|ids|sku|index|number|row|unnamed: ?\d+))|.*[a-z]I[dD]")
 
 
 def vector_columns(
@@ -298,8 +299,8 @@ def seconds_ahead(
     "About how long `class_intervals` takes, from a part of the classes: its square grows as the whole does"
     pairs = [(f, labels)] + ([] if f_gallery is None else [(f_gallery, labels_gallery)])
     codes, classes = _codes(np.concatenate([y for _, y in pairs]))
-    kept = max(2, round(classes * some / max(len(x) for x, _ in pairs)))
-    order = np.r_[0, 1, 2 + np.random.default_rng(0).permutation(max(classes - 2, 0))]  # two of the queries come first
+    kept = max(3, round(classes * some / max(len(x) for x, _ in pairs)))
+    order = np.r_[0, 1, codes[-1], 2 + np.random.default_rng(0).permutation(max(classes - 2, 0))]  # of both parts first
     kept = np.split(np.isin(codes, order[:kept]), [len(f)])
     (x, y), *gallery = ((x[at], y[at]) for (x, y), at in zip(pairs, kept, strict=False))
     began = time.perf_counter()

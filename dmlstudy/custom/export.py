@@ -31,25 +31,8 @@ from tqdm.auto import tqdm
 from ..core.checks import lookup
 from ..core.paths import outputs, write_atomically
 from ..core.text import SHOWN, duration
+from . import cross_validation as cv
 from .compare import METRIC_WORDS, column, shown_comparison
-from dmlstudy.custom.cross_validation import (
-    AS_IT_IS,
-    FIRST,
-    LDA,
-    WHITENED,
-    WORTH,
-    Folds,
-    chosen_place,
-    features,
-    first_answer,
-    fold_answers,
-    fold_rows,
-    fold_table,
-    fold_threshold,
-    still_values,
-    threshold_said,
-    whitening,
-)
 from ..data.image_folder import load_folder
 from ..data.images import Files, open_image, to_rgb
 from ..data.loaders import data_of, splits_of
@@ -74,7 +57,7 @@ class _Best:
         self.hold(state)
 
     def measured(self, state, step: int, values: Mapping) -> None:
-        if chosen_place(state.curves) == len(state.curves["train"]["step"]) - 1:
+        if cv.chosen_place(state.curves) == len(state.curves["train"]["step"]) - 1:
             self.hold(state)
 
     def hold(self, state) -> None:
@@ -82,16 +65,17 @@ class _Best:
         self.weights = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights}
 
 
-_STILL = (AS_IT_IS, WHITENED, LDA)  # rows that train no network
+_STILL = (cv.AS_IT_IS, cv.WHITENED, cv.LDA)  # rows that train no network
 
 
 def _set_layer(run: Run, row: str) -> tuple[Run, dict[str, torch.Tensor]]:
     "Frozen features, or a linear layer fitted to them, as a network with a last layer"
     dim = (net := make_model(run.model, 1, run.weights)).backbone.dim
     W, b = torch.eye(dim), torch.zeros(dim)
-    if row != AS_IT_IS:
-        layer = whitening(features(run, "train")["train"], splits_of(run)["train"].labels if row == LDA else None)
-        W, b = layer(still_values(run)[row]["ridge"])
+    if row != cv.AS_IT_IS:
+        labels = splits_of(run)["train"].labels if row == cv.LDA else None
+        layer = cv.whitening(cv.features(run, "train")["train"], labels)
+        W, b = layer(cv.still_values(run)[row]["ridge"])
     state = {f"backbone.{k}": v for k, v in net.backbone.state_dict().items()}
     run = replace(run, embed_dim=dim, head="linear")
     names = [k for k in make_model(run.model, dim, None).state_dict() if not k.startswith("backbone.")]
@@ -134,7 +118,7 @@ def _points(f: np.ndarray, normalize: bool) -> np.ndarray:  # (N, D) float32, wh
 # %% ../../nbs/95_custom.export.ipynb #8fd35a11
 def keep_model(
     row: str,  # as from `fold_answers`
-    folds: Folds,  # the model is of the first fold, the distance to cut at of the first round
+    folds: cv.Folds,  # the model is of the first fold, the distance to cut at of the first round
     scores: Mapping,  # of the row, as from `fold_table`
     folder: Path,  # is made if need be
     asked: Mapping | None = None,  # what led to it, for the card
@@ -157,12 +141,13 @@ def keep_model(
     run, weights, normalize, data, files, f = first
     write_atomically(folder / "model.safetensors", content := save(weights))
     card = _card(run, row, scores, normalize, hashlib.sha256(content).hexdigest()) | {"images": str(files.folder)}
-    found = fold_threshold(parts, folds.ratio) if normalize else None
+    found = cv.fold_threshold(parts, folds.ratio) if normalize else None
     card |= {"verification": found, "asked": asked, "index": {"distance": "squared Euclidean"}}
     if found and found["threshold"]:  # as faiss gives distances
         card["index"]["threshold"] = found["threshold"] ** 2
     names = [split.class_names[c] for split in (data.train, data.test) for c in split.labels.tolist()]
     _write_gallery(folder, f, names, files, normalize)
+    (folder / "model.onnx").unlink(missing_ok=True)  # of another network, where onnx is not installed now
     for ending, program in exported(run, weights, normalize).items():
         write_atomically(folder / f"model.{ending}", program)
     write_atomically(folder / "README.md", page(card))
@@ -238,7 +223,7 @@ def page(
     held = f"; {counted('validation')} chose rate and step." if "validation" in classes else "."
     trained = f"* **Trained on** {counted('train')}, {steps}{held}"
     fitted = f"* **Not trained**: a linear layer was fitted to its features of {counted('train')}."
-    how = trained if row not in _STILL else fitted if row != AS_IT_IS else "* **Not trained** on your images."
+    how = trained if row not in _STILL else fitted if row != cv.AS_IT_IS else "* **Not trained** on your images."
     images = " and ".join(_STEPS[name].format(*size) for name, *size in TRANSFORMS[run["transform"]]["test"])
     scaling = make_transform(run["transform"], False, run["model"]).scaling
     mean, std = (", ".join(f"{255 * v:.5g}" for v in part) for part in (scaling.mean, scaling.std))
@@ -250,7 +235,7 @@ def page(
         f"* **Network**: {run['model']}, begun with the weights `{run['weights']}`. Images are {images}.",
         how,
         f"* **On classes that it never saw**, over {card['folds']} folds with 95 % intervals: {scores}.",
-        f"* **Where to cut?** {threshold_said(card['verification'])}",
+        f"* **Where to cut?** {cv.threshold_said(card['verification'])}",
         f"* **Made with** {', '.join(f'{name} {v}' for name, v in card['versions'].items())}.\n",
     ]
     return "\n".join([*lines, _FILES.format(dim=card["dim"]), _USE.format("dmlstudy.custom.export")])
@@ -291,7 +276,7 @@ class Kept:
         for i, image in enumerate(images):
             try:
                 read[i] = open_image(image) if isinstance(image, str | Path) else to_rgb(image)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 warnings.warn(str(error), stacklevel=2)
         if read:
             f[[*read]] = embed(self.network, [*read.values()], transform=self.transform).numpy()
@@ -307,7 +292,7 @@ class Kept:
         points, file = _points(f, self.card["normalize"]), self.folder / "index.faiss"
         if lookup("engine", engine, ("exact", "faiss_ivf")) != "exact":
             file = _inverted(self.folder, self.card["normalize"])
-        elif not (file.is_file() and util.find_spec("faiss")):
+        elif not util.find_spec("faiss") or _older(file, self.folder / "embeddings.npy"):
             file = self.folder / "embeddings.npy"
         index, size, dim = _index(file, self.card["normalize"])
         if dim != self.card["dim"]:
@@ -365,10 +350,15 @@ def _index(file: Path, normalize: bool) -> tuple[Callable, int, int]:
     return search, index.ntotal, index.d
 
 
+def _older(file: Path, source: Path) -> bool:
+    "Return True if a file is missing, or older than the one that it was made from"
+    return not file.is_file() or source.is_file() and file.stat().st_mtime < source.stat().st_mtime
+
+
 def _inverted(folder: Path, normalize: bool) -> Path:
     "Write an inverted file of the embeddings, once, and print its recall"
     source, file = folder / "embeddings.npy", folder / "index_ivf.faiss"
-    if not file.is_file() or file.stat().st_mtime < source.stat().st_mtime:
+    if _older(file, source):
         index = make_index(points := _points(np.load(source), normalize))
         import faiss
 
@@ -391,7 +381,7 @@ def nearest_others(
     while few:
         distances, rows = model.nearest(f, reach, engine)
         own = np.zeros(rows.shape, bool)
-        for i, j in zip(*np.nonzero(distances < 0.05), strict=True):
+        for i, j in zip(*np.nonzero(distances <= 0.05 * np.linalg.norm(f, axis=1)[:, None]), strict=True):
             own[i, j] = paths[rows[i, j]].is_file() and filecmp.cmp(files[i], paths[rows[i, j]], shallow=False)
         few, reach = (~own).sum(1).min() < k and rows.shape[1] == reach, 4 * reach
     k = min(k, int((~own).sum(1).min()))
@@ -428,29 +418,31 @@ def draw_found(
     from dmlstudy.custom.galleries import gallery
 
     paths, classes = zip(*model.names(), strict=True)
-    queries, k = [*dict.fromkeys(found["query"])], int(found["rank"].max())
+    if not len(found):
+        raise ValueError("nothing was found that could be drawn")
+    queries, k = [*found["query"][found["rank"] == 1]], int(found["rank"].max())
     table = lambda name: found[name].to_numpy().reshape(len(queries), k)
     images, rows = [Path(model.card["images"]) / path for path in paths], range(len(queries))
     return gallery(images, table("row"), classes, queries, rows, table("distance"))
 
 # %% ../../nbs/95_custom.export.ipynb #kept0003
 def judge_folder(
-    folds: Folds,
+    folds: cv.Folds,
     methods: Sequence[str],  # names of rows that train; their runs are recorded, or trained
     out: Callable[[str], None] = print,
 ) -> Path:  # the folder of the model
     "Say whether training helps on a folder of images, and export a model"
-    data, table = load_folder(folds.dataset), fold_rows(folds, methods)
+    data, table = load_folder(folds.dataset), cv.fold_rows(folds, methods)
     classes = len({*data.train.class_names, *data.test.class_names})
-    rows, (said, row) = fold_table(table, folds.ratio), fold_answers(table, folds.ratio, classes)
+    rows, (said, row) = cv.fold_table(table, folds.ratio), cv.fold_answers(table, folds.ratio, classes)
     other = "all images" if data.visits else "without near-duplicates"
     apart = {f"apart {m}": f"{METRIC_WORDS[m]}, {other}" for m in METRIC_WORDS}
-    printed = shown_comparison(rows, WORTH).rename(columns=apart)
+    printed = shown_comparison(rows, cv.WORTH).rename(columns=apart)
     if not table["row"].str.endswith("whole network").any():
         said.append("Training the whole network is not offered on a CPU.")
     unit = "folds of classes (corrected resampled t)" if folds.ratio else "seeds: they speak of these test classes"
     notes = f"Profile {folds.profile}; rates and steps: chosen on validation classes of each fold."
-    notes += f" Differences are to {AS_IT_IS}; better: by more than {WORTH:g} points. Intervals: 95 %, over {unit}."
+    notes += f" Differences are to {cv.AS_IT_IS}; better: more than {cv.WORTH:g} points. Intervals: 95 %, over {unit}."
     notes += " Images are searched among those of other visits." if data.visits else ""
     stem = "".join(c if c.isalnum() else "_" for c in Path(folds.dataset).name)
     out("\n".join([printed.to_string(index=False), *said]))
@@ -464,7 +456,7 @@ def judge_folder(
         whole = False
     if not whole:
         card = keep_model(row, folds, rows.set_index("method").loc[row], folder, asked)
-    out(threshold_said(card["verification"]))
+    out(cv.threshold_said(card["verification"]))
     out(f"{folder}: {row}, exported; dmlstudy search --model {folder} IMAGE")
     return folder
 
@@ -472,7 +464,7 @@ def judge_folder(
 class _Plan:
     "The stages of a study of a folder, and about how long each takes"
 
-    def __init__(self, folds: Folds, methods: Sequence[str], workers: int, out: Callable):
+    def __init__(self, folds: cv.Folds, methods: Sequence[str], workers: int, out: Callable):
         self.folds, self.methods, self.workers, self.out = folds, methods, workers, out
         data, run = load_folder(folds.dataset), folds.run("ImageNet", folds.draws[0])
         self.images = len(data.whole) if data.whole else len(data.train) + len(data.test)
@@ -491,7 +483,7 @@ class _Plan:
         last = {one: (self.folds.chosen if whole[one] else self.folds.run)(*one) for one in trials}
         done = filter(None, map(load_record, [run for runs in (*trials.values(), last.values()) for run in runs]))
         seconds = typical([*done] or each_known())  # as runs of this folder took, as soon as there are some
-        first = {one for one in trials if one[1] == draws[0] and one[0] in methods[:FIRST]}
+        first = {one for one in trials if one[1] == draws[0] and one[0] in methods[: cv.FIRST]}
         cost = lambda runs: sum(seconds(run) for run in runs if not recorded(run)) / self.workers
         group = lambda ones: [run for one in ones for run in trials[one]]
         early, late = group(first), group(one for one in trials if one not in first)
@@ -519,7 +511,7 @@ class _Plan:
 
 # %% ../../nbs/95_custom.export.ipynb #kept0006
 def study_folder(
-    folds: Folds,
+    folds: cv.Folds,
     methods: Sequence[str],  # names of rows that train
     train: Callable[[Sequence[Run], float], list],  # runs, seconds of what comes after -> failures
     workers: int,
@@ -528,12 +520,12 @@ def study_folder(
     "Study a folder of images from its features to an exported model"
     plan, first = _Plan(folds, methods, workers, out), folds.draws[0]
     plan.begin("features")
-    still_values(folds.run("ImageNet", first))
-    later, some = plan.begin("first answer"), methods[:FIRST]
+    cv.still_values(folds.run("ImageNet", first))
+    later, some = plan.begin("first answer"), methods[: cv.FIRST]
     tried = [run for m in some for run in folds.trials(m, first)]
     if failures := train(tried, later) or train([folds.chosen(m, first) for m in some], later):
         return failures
-    out(first_answer(folds, some))
+    out(cv.first_answer(folds, some))
     later, each = plan.begin("search"), [(m, draw) for draw in folds.draws for m in methods]
     failures = train([run for one in each for run in folds.trials(*one)], later)
     later = plan.begin("folds")

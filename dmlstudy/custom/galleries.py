@@ -44,6 +44,10 @@ _FRAMES = {  # is it of the query's class? -> colour, width, style
 }
 
 
+def _array(x: Tensor | np.ndarray | Sequence) -> np.ndarray:  # wherever its numbers were
+    return x.numpy(force=True) if isinstance(x, Tensor) else np.asarray(x)
+
+
 def _show(ax, image, right: bool | None, above: str = "", below: str = "") -> None:
     "An image in its frame"
     colour, width, style = _FRAMES[right]
@@ -67,7 +71,7 @@ def gallery(
     "Draw queries and their nearest neighbours, right and wrong ones framed; not the images of CARS196"
     if any(part.startswith("cars196") for part in getattr(images, "folder", Path()).parts):
         raise ValueError("no picture is drawn of CARS196: none of its images may be passed on")
-    found, names, known = np.asarray(found), np.asarray(labels).astype(str), queries is None
+    found, names, known = _array(found), _array(labels).astype(str), queries is None
     use_look(names)
     rows = np.linspace(0, len(found) - 1, min(6, len(found))).astype(int) if rows is None else rows
     k, queries = found.shape[1], images if known else queries
@@ -92,8 +96,8 @@ def map_2d(
     classes: Sequence | None = None,  # labels to colour, at most seven; None: six, evenly spaced
 ) -> plt.Figure:
     "The embedding in the plane of its first two principal components"
-    use_look(np.asarray(labels).astype(str))
-    labels, points = np.asarray(labels), as_points(torch.as_tensor(f)).double().numpy(force=True)
+    use_look(_array(labels).astype(str))
+    labels, points = _array(labels), as_points(torch.as_tensor(f)).double().numpy(force=True)
     points = points - points.mean(0)
     variance, axes = np.linalg.eigh(points.T @ points)
     axes = axes[:, :-3:-1] * np.sign(axes[np.abs(axes).argmax(0), range(len(axes))])[:-3:-1]  # not mirrored by chance
@@ -130,7 +134,7 @@ def norm_histogram(
 # %% ../../nbs/89_custom.galleries.ipynb #e2816d47
 def _taken(f: Tensor | np.ndarray, labels: Sequence) -> pd.DataFrame:  # a row an image: class, taken
     "The class of each image, and that of its nearest neighbour"
-    names, y = np.unique(np.asarray(labels), return_inverse=True)
+    names, y = np.unique(_array(labels), return_inverse=True)
     return pd.DataFrame({"class": names[y], "taken": names[y[retrieve(f, y, 1).neighbours[:, 0].cpu().numpy()]]})
 
 

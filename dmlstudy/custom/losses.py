@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import util
+from numbers import Number
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +30,7 @@ from ..core.random import generator
 from ..losses.base import Loss
 from ..miners import MINERS, make_miner
 from ..regularizers import REGULARIZERS
-from ..study.methods import METHODS, Method, add_method
+from ..study.methods import DEFAULTS, METHODS, Method, add_method
 
 # %% ../../nbs/68_custom.losses.ipynb #e70ca15a
 @contextmanager
@@ -75,11 +77,14 @@ class OwnLoss(Loss):
             raise ValueError(f"{type(self.module).__name__} returned {got}: a loss is one number, such as a mean")
         return value.reshape(())
 
-    def get_extra_state(self) -> int:  # a run that goes on draws on
-        return self.calls
+    def get_extra_state(self) -> dict:  # a run that goes on draws on, and counts on
+        own = lambda part: {k: v for k, v in vars(part).items() if k not in _MODULE and type(v) in (bool, int, float)}
+        return {"calls": self.calls, "held": {name: own(part) for name, part in self.module.named_modules()}}
 
-    def set_extra_state(self, state: int) -> None:
-        self.calls = state
+    def set_extra_state(self, state: dict) -> None:
+        self.calls = state["calls"]
+        for name, held in state["held"].items():
+            vars(self.module.get_submodule(name)).update(held)
 
 # %% ../../nbs/68_custom.losses.ipynb #477286e8
 def triplets_of(
@@ -117,7 +122,7 @@ class Own:
     """A loss of your own, and what goes with it in training
 
     Args:
-        loss: module(f, labels[, triplets or indices_tuple]); or what makes it of n_classes, dim
+        loss: module(f, labels[, triplets or indices_tuple]), or what takes n_classes, dim, seed
         miner: name in MINERS, or miner(f, labels) -> triplets or pairs
         regularizer: name in REGULARIZERS, such as "sec"
         name: of its row; None: that of its class
@@ -126,7 +131,7 @@ class Own:
         axes: what a search sets: argument of the loss -> from, to
     """
 
-    loss: nn.Module | Callable  # module(f, labels[, triplets or indices_tuple]); or what makes it of n_classes, dim
+    loss: nn.Module | Callable  # module(f, labels[, triplets or indices_tuple]), or what takes n_classes, dim, seed
     miner: str | Callable | None = None  # name in MINERS, or miner(f, labels) -> triplets or pairs
     regularizer: str | None = None  # name in REGULARIZERS, such as "sec"
     name: str | None = None  # of its row; None: that of its class
@@ -136,13 +141,14 @@ class Own:
 
     def row(self) -> str:
         "The name of its row"
-        return self.name or (type(self.loss) if isinstance(self.loss, nn.Module) else self.loss).__name__
+        loss = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
+        return self.name or getattr(loss, "__name__", type(loss).__name__)
 
     def parts(self, n_classes: int, dim: int, seed: int = 0, **args) -> tuple[Loss, Callable | None]:
         "A new loss, with arguments that a search has set, and a miner where there is one"
         with own_chance(generator(seed, "own weights")):
-            made = copy.deepcopy(self.loss) if isinstance(self.loss, nn.Module) else None
-            made = made or (_module if _is_loss(self.loss) else _call)(self.loss, n_classes, dim, **args)
+            given, how = self.loss, _module if _is_loss(self.loss) else _call
+            made = copy.deepcopy(given) if isinstance(given, nn.Module) else how(given, n_classes, dim, seed, **args)
         if not isinstance(made, nn.Module):
             raise ValueError(f"{self.row()} makes no torch module, but {made!r:.60}")
         loss = made if isinstance(made, Loss) else OwnLoss(made, seed)
@@ -169,10 +175,10 @@ def _module(function: Callable, *sizes: int, **args) -> nn.Module:
     return type(function.__name__, (nn.Module,), {"forward": staticmethod(whole)})()
 
 
-_SIZES = {"n_classes": 0, "num_classes": 0, "dim": 1, "embedding_size": 1, "embed_dim": 1}
+_SIZES = {"n_classes": 0, "num_classes": 0, "dim": 1, "embedding_size": 1, "embed_dim": 1, "seed": 2}
 
 
-def _call(make: Callable, *sizes: int, **args) -> nn.Module:  # sizes: of classes and of dimensions
+def _call(make: Callable, *sizes: int, **args) -> nn.Module:  # sizes: of classes, of dimensions, and the seed
     "Call a class or function with the sizes that it takes by their usual names"
     asked, name = inspect.signature(make).parameters, getattr(make, "__name__", repr(make))
     needed = [k for k, p in asked.items() if p.default is p.empty and not p.kind.name.startswith("VAR")]
@@ -191,7 +197,7 @@ def _plain(value: object) -> bool:
         return all(_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple):
         return all(map(_plain, value))
-    return value is None or isinstance(value, int | float | str)
+    return value is None or isinstance(value, Number | str)
 
 
 def local_sources(
@@ -225,7 +231,8 @@ _KNOWN = ("torch", "dmlstudy", "builtins", "abc", "typing")  # whose code is not
 
 
 def _shown(values: Mapping) -> str:
-    return repr(sorted((name, value) for name, value in values.items() if name not in _MODULE and _plain(value)))
+    read = {name: v.tolist() if isinstance(v, Tensor | np.ndarray | np.generic) else v for name, v in values.items()}
+    return repr(sorted((name, v) for name, v in read.items() if name not in _MODULE and _plain(v)))
 
 
 def fingerprint(*things: nn.Module | Callable | str | None) -> str:  # 12 hex digits
@@ -255,6 +262,8 @@ def _axes(own: Own) -> tuple[dict, dict]:  # axis -> from, to, whether logarithm
     searchable = own.axes and not isinstance(own.loss, nn.Module)
     asked, usual, axes = inspect.signature(own.loss).parameters if searchable else {}, {}, {}
     for name, (low, high) in (own.axes or {"samples_per_class": (2, 8)}).items():
+        if name in ("lr", "eta", "p_switch"):
+            raise ValueError(f"axes of {own.row()}: {name} is a field of a run; give the argument another name")
         if not low < high:
             raise ValueError(f"axes of {own.row()}: {name} goes from {low} to {high}; give the lower end first")
         axes[name] = (low, high, low > 0 and high >= 4 * low)
@@ -287,7 +296,8 @@ def register(
     more = {"protocol": own.protocol, "samples_per_class": own.samples_per_class, "about": "your own"}
     axes, usual = _axes(own)
     more |= {"source": source or fingerprint(own.loss, own.miner), "axes": axes, "loss_args": usual}
-    add_method(name, Method(name, by_name, own.regularizer, make=own.parts, **more))
+    loss = f"own {name}" if name in DEFAULTS["loss"] else name  # else it had what is set for the library's
+    add_method(name, Method(loss, by_name, own.regularizer, make=own.parts, **more))
     return name
 
 # %% ../../nbs/68_custom.losses.ipynb #67838da5
@@ -296,8 +306,7 @@ def _slope(name: str, parts: tuple, f: Tensor, labels: Tensor) -> Tensor:  # lik
     (loss, miner), rng = copy.deepcopy(parts), generator(0, "try out")  # so that equal batches give equal values
     f = f.clone().requires_grad_()
     try:
-        how = () if miner is None else (rng,) * (len(inspect.signature(miner.__call__).parameters) > 2)
-        value = loss(f, labels, *(() if miner is None else (miner(f.detach(), labels, *how),)))
+        value = loss(f, labels, *(() if miner is None else (miner(f.detach(), labels, rng),)))
     except Exception as error:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{name} fails on embeddings {(*f.shape,)} and labels {(len(f),)}: {why}") from error
@@ -353,8 +362,9 @@ def extend(
     try:
         files = local_sources(path)
         source = hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()[:12]
-        if _read.get(path, ("",))[0] == source:
-            return _read[path][1]
+        known, rows = _read.get(path, ("", []))
+        if known == source and all(n in METHODS and METHODS[n].source == source for n in rows):
+            return rows
         spec = util.spec_from_file_location(f"dmlstudy_own_{path.stem}", path)
         with _importable(files):
             module = sys.modules[spec.name] = util.module_from_spec(spec)

@@ -9,6 +9,7 @@ __all__ = ['serve']
 import io
 import json
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,14 +24,17 @@ from ..data.images import open_image
 # %% ../../nbs/96_custom.serve.ipynb #2e126c54
 _LARGEST = 100_000_000  # bytes of a picture
 
-
+# %% ../../nbs/96_custom.serve.ipynb #2e126c5x
 class _Handler(BaseHTTPRequestHandler):
     "Answers for the model of its server"
 
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *words) -> None:  # the terminal stays quiet
-        pass
+    log_message = lambda self, *words: None  # the terminal stays quiet
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # of a browser that went away
+            super().handle()
 
     def send(self, content: bytes | dict, kind: str = "application/json", status: int = 200) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()

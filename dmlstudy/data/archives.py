@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from http.client import HTTPException
 from math import inf
 from pathlib import Path, PurePosixPath
 
@@ -163,11 +164,12 @@ def download(
         raise ValueError(f"{name} cannot be fetched from here: {where} ({source['terms']}). With its archive: {then}")
     file, md5 = next(iter(ARCHIVES[name].items()))
     target = data_dir(folder) / "archives" / file
-    if not target.is_file() or md5 not in (None, checksums(target)["md5"]):
+    whole = lambda: checksums(target)["md5"] == md5 if md5 else zipfile.is_zipfile(target)
+    if not (target.is_file() and whole()):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             torch.hub.download_url_to_file(ADDRESSES[name], str(target))
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             where = f"get it from {source['page']}, and prepare it"
             raise OSError(f"{ADDRESSES[name]} could not be fetched ({error}): {where}.") from error
     return target

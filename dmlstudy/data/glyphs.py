@@ -264,11 +264,8 @@ def render_set(
     out = {}
     for part, (points, n, keep) in parts.items():
         images = _part(points, n, recipe.jitter, rng, keep)
-        if part == "train":
-            images = _all_views(images, rng)
-        else:
-            images = images[:, None]
-        out[f"{part}_images"], out[f"{part}_labels"] = images, np.repeat(np.arange(len(points)), n)
+        out[f"{part}_images"] = _all_views(images, rng) if part == "train" else images[:, None]
+        out[f"{part}_labels"] = np.repeat(np.arange(len(points)), n)
     return out
 
 # %% ../../nbs/43_data.glyphs.ipynb #f7c9aa67

@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import re
+import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -167,11 +168,12 @@ def resolve_folder(
 # %% ../../nbs/48_data.image_folder.ipynb #16groups1
 def _look(file: Path) -> tuple[np.ndarray, float]:  # (768,) float32; seconds, NaN where the camera says nothing
     "A thumbnail of an image as it is decoded, and when it was taken"
+    taken, seconds = "", np.nan
     with opened(file) as image:
-        taken = str(image.getexif().get_ifd(0x8769).get(36867, ""))
         image.draft(None, (64, 64))
         pixels = to_rgb(image).resize((16, 16), Image.Resampling.BOX)
-    seconds = np.nan
+        with suppress(SyntaxError, struct.error):  # of a damaged note of the camera
+            taken = str(image.getexif().get_ifd(0x8769).get(36867, ""))
     with suppress(ValueError):  # nothing, or 0000:00:00 of a clock that was never set
         seconds = (datetime.strptime(taken.strip("\0 "), "%Y:%m:%d %H:%M:%S") - datetime(1970, 1, 1)).total_seconds()
     return np.asarray(pixels, np.float32).ravel(), seconds
@@ -199,7 +201,7 @@ _SAME, _SCENE, _BURST = 0.1, 0.35, 3.0  # distances of thumbnails; seconds
 
 def _alike(pixels: np.ndarray, other: np.ndarray, most: float) -> tuple[np.ndarray, np.ndarray]:
     "Rows of two sets of thumbnails that are as near as `most`"
-    x, y = pixels.astype(np.float32), other.astype(np.float32)
+    x, y = (z.astype(np.float32) - 128 for z in (pixels, other))  # less to round
     square = (x * x).sum(1)[:, None] + (y * y).sum(1) - 2 * x @ y.T
     contrast = [((z - z.mean(1, keepdims=True)) ** 2).sum(1) + z.shape[1] for z in (x, y)]
     return np.nonzero(square <= most**2 * np.maximum(contrast[0][:, None], contrast[1]))

@@ -12,11 +12,12 @@ import hashlib
 import json
 import os
 import re
+import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import index
 from pathlib import Path, PurePosixPath
 
@@ -31,7 +32,8 @@ from .splits import Split, take
 # %% ../../nbs/41_data.images.ipynb #91542d6d
 def to_rgb(image: Image.Image) -> Image.Image:  # mode RGB, upright
     "Any opened image as 8-bit RGB: upright, 16-bit greys scaled, transparency on white"
-    image = ImageOps.exif_transpose(image)
+    with suppress(SyntaxError, struct.error):  # a damaged note of the camera turns nothing
+        image = ImageOps.exif_transpose(image)
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers of unknown range")
     if image.mode.startswith("I"):

@@ -14,6 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from .images import Files, _state
 from .omniglot import SETS
 from .splits import Data, Split, first_of_each_class, long_tail, wrong_labels
 from .transforms import TRANSFORMS, BatchTransform, Pixels, Transform, Views, make_transform, pad_pixels
+from ..distances import matmul_precision
 from ..models import FROZEN_STEMS, make_model
 from ..models.convnet import CONVNETS, SIDES
 from ..study.run import Run
@@ -67,10 +69,8 @@ def load_splits(
     "Return the splits of a run, and the images that cannot be read"
     data = data or data_of(run)
     parts = ("test", "query", "gallery")
-    if run.fold is None:
-        out = {"train": data.train}
-    else:
-        out = dict(zip(("train", "validation"), data.validation(run.fold), strict=True))
+    trained = [data.train] if run.fold is None else data.validation(run.fold)
+    out = dict(zip(("train", "validation"), trained, strict=False))
     if run.images_per_class:
         out["train"] = first_of_each_class(out["train"], run.images_per_class)
     if run.long_tail is not None:
@@ -92,7 +92,7 @@ def _own_classes(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:  # inputs
 # %% ../../nbs/70_data.loaders.ipynb #44e5cb06
 def in_pieces(function: Callable, x: Tensor, size: int = 2048) -> Tensor:  # (N, ...)
     "A function of many rows (N, ...), some at a time, without gradients"
-    with torch.no_grad():
+    with torch.no_grad(), matmul_precision("float32"):
         return torch.cat([function(x[i : i + size]) for i in range(0, len(x), size)])
 
 
@@ -134,8 +134,9 @@ def _pieces(
             x = torch.stack([transform(images[k]) for k in range(i, min(i + _PIECE, len(images)))]).to(device)
             bar.update(len(x))
             x = torch.stack([x, x.flip(-1)], 1).flatten(0, 1).contiguous(memory_format=torch.channels_last)
-            with torch.no_grad():
-                yield net.stem_features(x).unflatten(0, (-1, _VIEWS)).half().cpu().numpy()
+            with torch.no_grad(), matmul_precision("float32"):
+                h = net.stem_features(x).unflatten(0, (-1, _VIEWS)).half().cpu().numpy()
+            yield h
 
 # %% ../../nbs/70_data.loaders.ipynb #5f0a1c06
 def file_features(
@@ -229,11 +230,10 @@ class Feed:
             indices = sampler.batch(*divmod(step, len(sampler)))
             yield indices, *self.batch(indices, generator(self.seed, "views", step))
 
-    def pieces(self, part: str, size: int | None = None) -> Iterator[Tensor]:  # inputs (n, ...)
+    def pieces(self, part: str) -> Iterator[Tensor]:  # inputs (n, ...)
         "All images of a split, unchanged, some at a time"
-        x, size = self.inputs[part], size or self.size
-        for i in range(0, len(x), size):
-            yield x[i : i + size, 0]
+        for i in range(0, len(self.inputs[part]), self.size):
+            yield self.inputs[part][i : i + self.size, 0]
 
 # %% ../../nbs/70_data.loaders.ipynb #he1df33e
 @functools.lru_cache(maxsize=1)
@@ -248,13 +248,17 @@ def _held_bytes(
     states = [f"{name} {_state(images.folder / name)}" for name in paths]
     digest = hashlib.sha256(os.fsencode("\n".join([str(images.folder), str(transform.steps), *states])))
     file = cache_dir() / "bytes" / f"{digest.hexdigest()[:16]}.u8"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{file}.lock"):
+    with suppress(OSError):  # a cache that cannot be written stops nothing
+        file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{file}.lock") if os.access(file.parent, os.W_OK) else nullcontext():
         if not file.is_file():
             with ThreadPoolExecutor(cores()) as pool:
-                seen = [*pool.map(lambda i: np.array(transform.picture(images[i])), range(len(paths)))]
-            write_atomically(file, np.stack(seen).tobytes())
-    x = np.fromfile(file, np.uint8).reshape(len(paths), -1)
+                x = np.stack([*pool.map(lambda i: np.array(transform.picture(images[i])), range(len(paths)))])
+            with suppress(OSError):
+                write_atomically(file, x.tobytes())
+        else:
+            x = np.fromfile(file, np.uint8)
+    x = x.reshape(len(paths), -1)
     x = torch.from_numpy(x).to(device).unflatten(1, (-1, math.isqrt(x.shape[1] // 3), 3)).permute(0, 3, 1, 2)
     return {name: i for i, name in enumerate(paths)}, torch.stack([x, x.flip(-1)], 1)
 
@@ -275,24 +279,16 @@ class HeldFeed(Feed):
         x, labels = super().batch(indices, rng)
         return self.scaling(x.float() / 255), labels
 
-    def pieces(self, part: str, size: int | None = None) -> Iterator[Tensor]:  # inputs (n, 3, h, w)
+    def pieces(self, part: str) -> Iterator[Tensor]:  # inputs (n, 3, h, w)
         "All images of a split, unchanged, some at a time"
-        yield from (self.scaling(x.float() / 255) for x in super().pieces(part, size))
+        yield from (self.scaling(x.float() / 255) for x in super().pieces(part))
 
 # %% ../../nbs/70_data.loaders.ipynb #e9b023a0
-class _Steps:
-    "A batch sampler over the steps of a run"
-
-    def __init__(self, sampler, first: int, last: int, asked: Callable = lambda batch, *place: batch):
-        self.sampler, self.first, self.last, self.asked = sampler, first, last, asked
-
-    def __len__(self) -> int:
-        return self.last - self.first
-
-    def __iter__(self) -> Iterator[list]:  # what the data set is asked for
-        for step in range(self.first, self.last):
-            epoch, i = divmod(step, len(self.sampler))
-            yield self.asked(self.sampler.batch(epoch, i).tolist(), epoch, i)
+def _steps(sampler, first: int, last: int, asked: Callable = lambda batch, *place: batch) -> Iterator[list]:
+    "What the data set is asked for in some steps of a run, as a batch sampler"
+    for step in range(first, last):
+        epoch, i = divmod(step, len(sampler))
+        yield asked(sampler.batch(epoch, i).tolist(), epoch, i)
 
 
 def _spans(sampler, first: int, last: int) -> Iterator[tuple[int, int]]:
@@ -331,7 +327,7 @@ class FileFeed:
         "The batches of some steps"
         view = lambda split: Views(split, self.transform[True], self.seed, self.views)
         for span in _spans(sampler, first, last):
-            for x, labels, indices in self.load(view, "train", batch_sampler=_Steps(sampler, *span, _views)):
+            for x, labels, indices in self.load(view, "train", batch_sampler=_steps(sampler, *span, _views)):
                 x, labels = _own_classes(x, indices) if self.views > 1 else (x, labels)
                 yield indices, self.put(x), self.put(labels)
 
@@ -360,7 +356,7 @@ class BatchFeed(FileFeed):
     def stream(self, sampler, first: int, last: int) -> Iterator:  # of indices (B,), inputs and labels (B V,)
         "The batches of some steps"
         for span in _spans(sampler, first, last):
-            loader = self.load(Pixels, "train", collate_fn=pad_pixels, batch_sampler=_Steps(sampler, *span))
+            loader = self.load(Pixels, "train", collate_fn=pad_pixels, batch_sampler=_steps(sampler, *span))
             for step, (pixels, sizes, labels, indices) in enumerate(loader, span[0]):
                 pixels, rng = self.put(pixels), generator(self.seed, "views", step)
                 seen = [self.transform[True](pixels, sizes, rng) for _ in range(self.views)]
@@ -392,6 +388,8 @@ def feed_of(
     held = embedded or SOURCES.get(run.dataset, {}).get("in_memory", False)
     if whole and not held and run.pixels != "device":
         raise ValueError(f"transform {run.transform!r} keeps the size of an image, and is for cifar10 alone")
+    if held and frozen and not embedded:
+        raise ValueError(f"{run.dataset} is held in memory, and a frozen stem reads files: use train_stem=True")
     if run.pixels != "files" and held:
         raise ValueError(f"{run.dataset} is held in memory: leave pixels at 'files'; got {run.pixels!r}")
     if embedded or frozen:

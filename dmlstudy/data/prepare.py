@@ -13,26 +13,15 @@ from PIL import Image
 
 from ..core.checks import lookup
 from ..core.paths import write_atomically
+from . import formats
 from .archives import checksums, is_archive, unpack_archive
-from dmlstudy.data.formats import (
-    _CROP,
-    ARCHIVES,
-    SOURCES,
-    Place,
-    _car_boxes,
-    count,
-    data_dir,
-    faults,
-    locate,
-    read_images,
-)
 from .images import Files, open_image, unreadable, write_decoded
 from .splits import Data
 
 # %% ../../nbs/47_data.prepare.ipynb #eecb6e9d
 def _files_of(data: Data) -> Files | None:  # each once; None: its images are in memory
     "All images of a data set"
-    parts = [getattr(data, part).images for part in SOURCES[data.name]["splits"]]
+    parts = [getattr(data, part).images for part in formats.SOURCES[data.name]["splits"]]
     if not isinstance(parts[0], Files):
         return None
     return Files(parts[0].folder, dict.fromkeys(path for files in parts for path in files.paths))
@@ -51,13 +40,13 @@ def usable(
     strict: bool = True,  # only as published and complete; False: as far as it can be read
 ) -> str | None:  # why not; None: as far as lists and file names tell, a run can begin
     "Say why a data set on disk would stop a run; reads lists, no images"
-    if name not in SOURCES:  # rendered here
+    if name not in formats.SOURCES:  # rendered here
         return None
     try:
-        place, data = read_images(name, folder)
+        place, data = formats.read_images(name, folder)
     except (ValueError, ImportError, OSError) as error:
         return str(error)
-    wrong = faults(data) + _missing(data) if strict else []
+    wrong = formats.faults(data) + _missing(data) if strict else []
     return f"{place}, but {'; '.join(wrong)}" if wrong else None
 
 # %% ../../nbs/47_data.prepare.ipynb #8f903c93
@@ -65,7 +54,7 @@ def usable(
 class Report:
     "The result of `check`; printed, it is a page"
 
-    place: Place  # where
+    place: formats.Place  # where
     counts: tuple[str, ...] = ()  # a sentence for each split
     problems: tuple[str, ...] = ()  # what keeps the data set from being used
     bad: tuple[str, ...] = ()  # images that cannot be read, with the reason
@@ -85,35 +74,37 @@ def check(
     strict: bool = True,  # only as published and complete; False: as far as it can be read
 ) -> Report:  # `.ok`, and a page when printed
     "Say what there is of a data set, whether its numbers are the published ones, and which images cannot be read"
-    if not (place := locate(name, folder)):
+    if not (place := formats.locate(name, folder)):
         return Report(place)
-    why = usable(name, folder, strict)
     try:
-        _, data = read_images(name, folder)
+        _, data = formats.read_images(name, folder)
     except (ValueError, ImportError, OSError) as error:
         return Report(place, problems=(f"{type(error).__name__}: {error}",))
-    counts = tuple(line for _, line in count(data).values())
-    problems = [line for line in faults(data) if line not in counts] + ([] if images else _missing(data))
+    counts = tuple(line for _, line in formats.count(data).values())
+    problems = [line for line in formats.faults(data) if line not in counts] + ([] if images else _missing(data))
     files = _files_of(data) if images else None
     bad = tuple(f"{path}: {reason}" for path, reason in unreadable(files).items()) if files else ()
-    return Report(place, counts, tuple(problems), bad, ok=why is None and not (strict and bad))
+    return Report(place, counts, tuple(problems), bad, ok=not (strict and (formats.faults(data) or problems or bad)))
 
 # %% ../../nbs/47_data.prepare.ipynb #ac0a550c
 def write_crops(
     folder: str | Path | None = None,  # the root that holds cars196/ in an official layout; None: data_dir()
 ) -> int:  # images written, to cars196_crops/001/ to 196/ below the root
     "Cut every image of CARS196 to its box and save it small"
-    if not (place := locate("cars196", folder)):
+    if not (place := formats.locate("cars196", folder)):
         raise FileNotFoundError(f"The crops are made from the whole images. {place}")
-    if not (rows := _car_boxes(place)):
+    if not (rows := formats._car_boxes(place)):
         raise ValueError(f"{place}: class folders have no boxes; the crops need cars_annos.mat or the devkit's lists")
+    whole = formats.data_dir(folder) / "cars196_crops"
+    half = whole if whole.is_dir() and any(whole.iterdir()) else whole.with_name(".cars196_crops")  # until it is whole
     for label, path, (left, top, right, bottom) in rows:
         image = open_image(place.folder / path)
         box = max(0, left - 16), max(0, top - 16), right + 16, bottom + 16  # pixels around the box
         image = image.crop((*box[:2], min(image.width, box[2]), min(image.height, box[3])))
-        file = data_dir(folder) / "cars196_crops" / f"{label:03}" / "_".join(PurePosixPath(path).parts)
+        file = half / f"{label:03}" / "_".join(PurePosixPath(path).parts)
         file.parent.mkdir(parents=True, exist_ok=True)
-        image.resize((224, 224), Image.Resampling.BICUBIC).resize((_CROP, _CROP)).save(file, quality=85)
+        image.resize((224, 224), Image.Resampling.BICUBIC).resize((formats._CROP, formats._CROP)).save(file, quality=85)
+    half.replace(whole)
     return len(rows)
 
 # %% ../../nbs/47_data.prepare.ipynb #6898b0ce
@@ -125,9 +116,9 @@ def prepare(
     strict: bool = True,  # only official archives and readable images; False: any archive, other images are left out
 ) -> dict:  # digests, official (True, False or None: unknown), files, decoded, left_out (path -> reason), place
     "Unpack an archive of a data set, and decode its images if asked"
-    known, done = lookup("image data set", name, ARCHIVES), {}
+    known, done = lookup("image data set", name, formats.ARCHIVES), {}
     if archive is not None:
-        archive, target = Path(archive).expanduser(), data_dir(folder) / name
+        archive, target = Path(archive).expanduser(), formats.data_dir(folder) / name
         done = checksums(archive)
         done["official"] = done["md5"] in known.values() if any(known.values()) else None
         if done["official"] is False and strict:
@@ -135,15 +126,15 @@ def prepare(
             want = known.get(archive.name) or f"one of {', '.join(filter(None, known.values()))}"
             raise ValueError(f"{archive} has MD5 {done['md5']}; the official file has {want}. {takes}.")
         if is_archive(archive):
-            done["files"] = unpack_archive(archive, target, 3 * SOURCES[name]["bytes"])
+            done["files"] = unpack_archive(archive, target, 3 * formats.SOURCES[name]["bytes"])
         else:
             lookup(f"file of {name} that is not an archive", archive.name, known)
             write_atomically(target / archive.name, archive.read_bytes())
             done["files"] = 1
-    elif name == "cars196_crops" and not locate(name, folder):
+    elif name == "cars196_crops" and not formats.locate(name, folder):
         done["files"] = write_crops(folder)
-    done["place"] = locate(name, folder)
-    if decoded and (files := _files_of(read_images(name, folder)[1])):
+    done["place"] = formats.locate(name, folder)
+    if decoded and (files := _files_of(formats.read_images(name, folder)[1])):
         done["left_out"] = write_decoded(files, done["place"].decoded, strict=strict)
         done["decoded"] = done["place"].decoded
     return done

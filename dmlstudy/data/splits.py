@@ -57,6 +57,8 @@ def take(
     images = split.images
     if isinstance(images, Tensor):
         images = images[indices]
+    elif hasattr(images, "ndim"):  # an array, whose own `take` would flatten it
+        images = images[indices.numpy(force=True)]
     else:  # files are not read to be chosen
         images = images.take(indices) if hasattr(images, "take") else [images[i] for i in indices.tolist()]
     some = lambda x: None if x is None else x[indices]
@@ -174,7 +176,8 @@ def wrong_labels(
     near = others & (kind[:, None] == kind)
     allowed = torch.where(near.any(1, keepdim=True), near, others).float()
     wrong = torch.randperm(len(labels), generator=rng)[: round(share * len(labels))]
-    labels[wrong] = torch.multinomial(allowed[labels[wrong]], 1, generator=rng)[:, 0]
+    if len(wrong):  # multinomial refuses none
+        labels[wrong] = torch.multinomial(allowed[labels[wrong]], 1, generator=rng)[:, 0]
     return replace(split, labels=labels)
 
 # %% ../../nbs/40_data.splits.ipynb #6a987254
@@ -205,11 +208,8 @@ class Data:
         n = len(self.train.class_names)
         if not (0 <= fold < folds <= n):
             raise ValueError(f"fold must lie in 0 to {folds - 1}, and {n} classes make {n} folds at most; got {fold}")
-        low, high = n - (fold + 1) * n // folds, n - fold * n // folds
-        out = torch.zeros(n, dtype=torch.bool)
-        out[low:high] = True
-        if self.folds is not None and folds == 5:
-            out = self.folds == fold
+        low, high, place = n - (fold + 1) * n // folds, n - fold * n // folds, torch.arange(n)
+        out = self.folds == fold if self.folds is not None and folds == 5 else (low <= place) & (place < high)
         return tuple(keep_classes(self.train, part.nonzero()[:, 0].tolist()) for part in (~out, out))
 
     def replicate(

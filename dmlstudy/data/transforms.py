@@ -145,6 +145,11 @@ def _scaling_of(name: str, backbone: str) -> Scaling:
     "The scaling that a backbone's weights want"
     if name in ("cifar", "simclr"):
         return SCALINGS["cifar"]
+    if backbone.startswith("timm:"):
+        import timm
+
+        config = timm.get_pretrained_cfg(backbone.removeprefix("timm:"))
+        return Scaling(tuple(config.mean), tuple(config.std)) if config else SCALINGS["imagenet"]
     if backbone.startswith("efficientnet_lite0"):
         return SCALINGS["lite"]
     return SCALINGS["imagenet" if backbone != "bninception" else "caffe_sec" if name == "sec" else "caffe"]

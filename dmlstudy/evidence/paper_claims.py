@@ -17,6 +17,7 @@ import pandas as pd
 from ..core.checks import lookup
 from ..core.paths import asset
 from ..report.tables import dataset_order, profiles_shown, study_records
+from ..stats.decisions import every_interval
 from ..stats.intervals import correlation, correlation_interval, t_interval
 from ..study.config import EXPERIMENTS, PROFILES
 from ..study.plan import all_runs, jobs_of
@@ -74,8 +75,8 @@ def run_table(
             for run in all_runs(jobs_of(name, [experiment])):
                 asked.setdefault(run.key(), []).append(experiment)
     for record in records:
-        run, values = record["run"], selected(record, selection)
-        rules = {f"recall@1 ({rule})": selected(record, rule).get("recall@1") for rule in SELECTIONS}
+        run, of = record["run"], {rule: selected(record, rule) for rule in SELECTIONS}
+        values, rules = of[selection], {f"recall@1 ({rule})": found.get("recall@1") for rule, found in of.items()}
         named = {"main": record["key"] in plain, "experiments": asked.get(record["key"], ())}
         rows += [{**run, **named, **values, **rules}] if values else []
     if not rows:  # as in a profile that holds out no validation classes
@@ -100,7 +101,7 @@ def _cell(runs: pd.DataFrame, method: str, fields: Mapping | None) -> pd.DataFra
     if rows["seed"].duplicated().any() and "validation/recall@1" in rows:
         scores = search_score(rows).groupby([rows["lr"], rows["loss_lr"].map(str)])
         order = scores.transform("size") + scores.transform("mean")  # most seeds first: the mean is below 1
-        rows = rows[order == order.max()]
+        rows = rows[order == order.max()] if order.notna().any() else rows
     if rows["seed"].duplicated().any():
         raise ValueError(f"{method} has several runs of one seed: the claim has to say in `args` which are meant")
     return rows.set_index("seed")
@@ -111,20 +112,19 @@ def _paired(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> pd.Series:
     return (a[metric] - b[metric]).dropna().sort_index()
 
 # %% ../../nbs/88_evidence.paper_claims.ipynb #fc814925
-def _mean_effect(found: Iterable[pd.Series], level: float = 0.95) -> Effect | None:
+def _mean_effect(found: Iterable[pd.Series]) -> Effect | None:
     "Series averaged, then the mean over their seeds with Student's interval"
     found = [values for values in found if len(values)]
     values = pd.concat(found, axis=1).dropna().mean(axis=1).to_numpy(float) if found else ()  # seeds that all have
-    return Effect(float(values.mean()), *map(float, t_interval(values, level)), len(values)) if len(values) else None
+    return Effect(float(values.mean()), *map(float, t_interval(values)), len(values)) if len(values) else None
 
 
 def _weakest(pairs: Sequence[pd.Series], direction: str) -> Effect:
     "The pair with the smallest effect in a direction, with bounds for a claim about every pair"
-    sign = -1 if direction == "-" else 1
-    plain, corrected = ([_mean_effect([sign * v], level) for v in pairs] for level in (0.95, 1 - 0.05 / len(pairs)))
-    least = min(plain, key=lambda e: e.value)
-    bounds = sign * min(e.low for e in plain), sign * min(e.high for e in corrected)
-    return Effect(sign * least.value, min(bounds), max(bounds), least.n)
+    sign, found = -1 if direction == "-" else 1, [v.to_numpy(float) for v in pairs]
+    least = min(found, key=lambda v: sign * v.mean())
+    bounds = every_interval([sign * v for v in found], t_interval)
+    return Effect(float(least.mean()), *sorted(sign * end for end in bounds), len(least))
 
 # %% ../../nbs/88_evidence.paper_claims.ipynb #0fd69d28
 def difference(
@@ -161,6 +161,8 @@ def interaction(
     experiments: Sequence[str] = (),
 ) -> Effect | None:
     "The gain of a over b at the first of two values of a field, minus that at the second"
+    if metric not in runs:
+        return None
     gains, runs = [], _of(runs, experiments)
     for wanted in ({**(fields or {}), field: value} for value in values):
         cells = [[_cell(runs, method, wanted) for method in pair] for pair in zip(a, b, strict=True)]
@@ -182,9 +184,8 @@ def _sweeps(runs, methods, field, metric, experiments) -> list[pd.DataFrame]:
 
 def _held_out(table: pd.DataFrame, choose) -> pd.Series:
     "Seed -> what `choose` says of the means of the other seeds, applied to the seed"
-    if len(table) < 2:
-        return pd.Series(dtype=float)
-    return pd.Series({seed: choose(table.drop(seed).mean(), table.loc[seed]) for seed in table.index})
+    seeds = table.index if len(table) > 1 else ()
+    return pd.Series({seed: choose(table.drop(seed).mean(), table.loc[seed]) for seed in seeds}, dtype=float)
 
 # %% ../../nbs/88_evidence.paper_claims.ipynb #ee389271
 def trend(
@@ -218,7 +219,7 @@ def _wide(runs: pd.DataFrame, methods: Sequence[str], metric: str) -> pd.DataFra
     "Main runs as seeds by methods; methods with all seeds of the most frequent one"
     if metric not in runs:
         return pd.DataFrame()
-    rows = runs[runs["main"] & runs["method"].isin(methods)]
+    rows = runs.loc[runs["main"] & runs["method"].isin(methods), ["seed", "method", metric]]
     table = rows.pivot_table(index="seed", columns="method", values=metric)
     return table.loc[:, table.notna().sum() == table.notna().sum().max()].dropna() if len(table) else table
 
@@ -252,7 +253,7 @@ def inflation(runs: pd.DataFrame, methods: Sequence[str]) -> Effect | None:
 
 def computed(runs: pd.DataFrame, metric: str) -> Effect | None:
     "A number that is computed and not sampled: it is its own interval"
-    return Effect(*[runs[metric].iloc[0]] * 3, 1) if metric in runs else None
+    return Effect(*[runs[metric].iloc[0]] * 3, 1) if metric in runs and len(runs) else None
 
 # %% ../../nbs/88_evidence.paper_claims.ipynb #e3f24345
 def link(
@@ -261,9 +262,9 @@ def link(
     "Return the correlation of two metrics over methods"
     tables = [_wide(runs, methods, metric) for metric in (x, y)]
     shared = [m for m in tables[0] if m in tables[1]]
-    if len(shared) < 3:
-        return None
     both = tables[0].index.intersection(tables[1].index)  # seeds
+    if len(shared) < 3 or both.empty:
+        return None
     values = [table.loc[both, shared].to_numpy().T for table in tables]
     found = correlation_interval(*values, np.random.default_rng(0), kind=kind, over=("methods", "seeds"))
     return Effect(*found, len(shared), unit="methods")
@@ -274,9 +275,10 @@ def stronger_link(
 ) -> Effect | None:  # None under eight methods
     "Return the difference of absolute correlations, |corr(x, y)| - |corr(other, y)|"
     tables = [_wide(runs, methods, metric).mean() for metric in (x, other, y)]
-    if len(tables[0]) < 8 or not len(tables[1]):
+    shared = [m for m in tables[0].index if all(m in table for table in tables)]
+    if len(shared) < 8:
         return None
-    x, other, y = (table[tables[0].index].to_numpy() for table in tables)
+    x, other, y = (table[shared].to_numpy() for table in tables)
     rows = np.random.default_rng(0).integers(len(x), size=(2000, len(x)))
     apart = lambda i: abs(correlation(x[i], y[i], kind=kind)) - abs(correlation(other[i], y[i], kind=kind))
     low, high = np.nanquantile(apart(rows), [0.025, 0.975])
@@ -298,17 +300,17 @@ def gain_link(
     return found and Effect(*found, n, unit="pairs")
 
 # %% ../../nbs/88_evidence.paper_claims.ipynb #3735a171
-_LINKS = (link, stronger_link, gain_link)
-_TESTS = (difference, interaction, trend, span, peak, spread, lead, inflation, computed, *_LINKS)
+_TESTS = (difference, interaction, trend, span, peak, spread, lead, inflation, computed, link, stronger_link, gain_link)
 
 
 def evaluate_claims(runs: pd.DataFrame, ledger: Sequence[Mapping]) -> pd.DataFrame:
     "The verdict on each claim on each data set; pooled claims on all together"
     rows, tests = [], {test.__name__: test for test in _TESTS}
+    sets = {dataset: runs[runs["dataset"] == dataset] for dataset in dict.fromkeys(runs["dataset"])}
     for claim in ledger:
-        test, there = lookup("test", claim["test"], tests), [*dict.fromkeys(runs["dataset"])]
-        for dataset in ["all"] if claim["pooled"] else [d for d in there if d in (claim["datasets"] or there)]:
-            effect = test(runs if dataset == "all" else runs[runs["dataset"] == dataset], **claim["args"])
+        test = lookup("test", claim["test"], tests)
+        for dataset in ["all"] if claim["pooled"] else [d for d in sets if d in (claim["datasets"] or sets)]:
+            effect = test(runs if dataset == "all" else sets[dataset], **claim["args"])
             verdict = verdict_of(effect, claim["direction"], claim["threshold"], claim["null"])
             row = {**claim, "dataset": dataset, "verdict": verdict}
             if effect is not None:

@@ -19,7 +19,7 @@ from scipy import stats
 
 from ..core.checks import lookup
 from ..core.paths import asset
-from ..report.files import _WORDS, view_link
+from ..report.files import _WORDS, tidy, view_link
 from ..report.tables import published, row_order, study_records
 from ..stats.decisions import WORDS, against_print, e_bh, every_interval, over_sets, printed_interval, verdict
 from ..stats.intervals import correlation, crossed_interval
@@ -163,9 +163,10 @@ def with_named_settings(
     score = score[score["selection"] == "window"]
     for name, settings in named.items():
         own = values[values["setting"].isin(settings)]
-        own = own[own.groupby(unit)["setting"].transform("nunique") == len(settings)]
+        own = own[own.groupby(unit, observed=True)["setting"].transform("nunique") == len(settings)]
         means = own.groupby(each, observed=True)["value"].mean().reset_index()
-        held = score[score["setting"].isin(settings)].groupby([*unit, "setting"])["value"].mean().round(6)
+        tried = score[score["setting"].isin(settings)].groupby([*unit, "setting"], observed=True)
+        held = tried["value"].mean().round(6)
         best = held.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates(unit)
         best = best[[*unit, "setting"]]
         kinds = {"equal": means, "own": own.merge(best, on=[*unit, "setting"])}
@@ -287,9 +288,8 @@ def verdicts_now(
     ledger: Mapping,  # as from `read_ledger`
 ) -> pd.DataFrame:  # as from `judged`
     "Return the verdicts on a set of claims by the recorded runs"
-    none = pd.DataFrame(columns="dataset method setting replicate metric selection value".split())
     there = batch_file(ledger["profile"]).is_file()
-    return judged(ledger, study_records(ledger["profile"], settings=True)[1] if there else none)
+    return judged(ledger, study_records(ledger["profile"], settings=True)[1] if there else tidy(ledger["profile"], []))
 
 # %% ../../nbs/87_evidence.preregistered.ipynb #1ad7f9f1
 def _bounds(table: pd.DataFrame, low: str, high: str) -> pd.Series:

@@ -10,13 +10,10 @@ from ..core.checks import hyperparameters_of, lookup
 from .base import LOSSES, Loss
 from .classification import *
 from .contrastive import *
-from .structured import *
-from .triplet import *
-
-# %% ../../nbs/28_losses.ipynb #2d5da03a
-from .contrastive import *
 from .proxy import *
 from .ranking import *
+from .structured import *
+from .triplet import *
 
 # %% ../../nbs/28_losses.ipynb #4ae68819
 _all_ = ["LOSSES"]

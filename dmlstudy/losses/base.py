@@ -525,9 +525,10 @@ class PairLoss(Loss):
     "A loss of the cosines of anchors with others; a subclass says in `terms` what is done with them"
 
     takes_positives = in_blocks = True
+    matrix = staticmethod(_cosines)  # of z, and of the rows wanted: what `terms` looks at
 
     def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
-        total, weight = sum_over_rows(self.terms, z, labels, learned=tuple(self.parameters()))
+        total, weight = sum_over_rows(self.terms, z, labels, learned=tuple(self.parameters()), matrix=self.matrix)
         return total / or_one(weight)
 
     def pairs(

@@ -74,7 +74,7 @@ class ProxyLoss(Loss):
         variant: corrected or published
     """
 
-    needs, on_sphere = ("n_classes", "dim"), True
+    needs, on_sphere, stacked = ("n_classes", "dim"), True, ()  # stacked: how many proxies a class has, if several
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class ProxyLoss(Loss):
         self.n_classes, self.dim, self.lr, self.seed = int(n_classes), int(dim), lr, seed
         self.proxies = nn.Parameter(self.first_proxies(generator(seed, "proxies")))
 
-    def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
+    def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D); of several a class (K, C, D)
         "Return initial proxies"
-        return (2 * torch.rand(self.n_classes, self.dim, generator=g) - 1) / math.sqrt(self.dim)
+        return (2 * torch.rand(*self.stacked, self.n_classes, self.dim, generator=g) - 1) / math.sqrt(self.dim)
 
     def prepared(self, f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         "Embeddings and raw proxies of one type, and labels as a column, after a look at shapes and labels"
@@ -112,11 +112,10 @@ class ProxyLoss(Loss):
 def _cross_entropy(
     logits: Tensor,  # (B, C)
     y: Tensor,  # labels, (B, 1)
-    target: Tensor | None = None,  # logit of the true class, margin included, (B, 1); None: as it is
+    target: Tensor,  # logit of the true class, margin included, (B, 1)
 ) -> Tensor:  # scalar
     "Mean cross-entropy, the true class's logit replaced"
-    logits = logits if target is None else logits.scatter(1, y, target)
-    return F.cross_entropy(logits, y[:, 0])
+    return F.cross_entropy(logits.scatter(1, y, target), y[:, 0])
 
 # %% ../../nbs/24_losses.classification.ipynb #805e2eb5
 def soft_cross_entropy(
@@ -208,7 +207,7 @@ class ArcFaceLoss(ProxyLoss, name="arcface"):
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         logits, y = self.logits(f, labels, self.scale)
         if self.variant == "published":
-            return _cross_entropy(logits.clamp(1e-10 * self.scale, self.scale), y)
+            return F.cross_entropy(logits.clamp(1e-10 * self.scale, self.scale), y[:, 0])
         return _cross_entropy(logits, y, self.scale * self.target(logits.gather(1, y) / self.scale))
 
 # %% ../../nbs/24_losses.classification.ipynb #3cdda5fa

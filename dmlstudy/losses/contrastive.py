@@ -307,7 +307,7 @@ class RankedListLoss(PairLoss, name="ranked_list"):
         variant: no difference
     """
 
-    sets_slope = True
+    sets_slope, matrix = True, staticmethod(batch_distances)
 
     def __init__(
         self,
@@ -323,10 +323,6 @@ class RankedListLoss(PairLoss, name="ranked_list"):
         check_numbers(self, scale=scale)
         check_numbers(self, most=1, lam=lam)
         self.alpha, self.margin, self.scale, self.lam = alpha, margin, scale, lam
-
-    def value(self, z: Tensor, labels: Tensor, triplets: None = None) -> Tensor:  # scalar
-        total, weight = sum_over_rows(self.terms, z, labels, matrix=batch_distances)
-        return total / weight
 
     def pairs(self, s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:  # scalar, from cosines
         return super().pairs(safe_sqrt((2 - 2 * s).relu()), positives, negatives)
@@ -382,7 +378,7 @@ class HyperbolicLoss(Loss, name="hyperbolic"):
             total, classes = sum_over_rows(self.terms, f, labels, matrix=self.logits)
         else:  # at once: which images stand where in their class is known of all of them only
             total, classes = self.terms(self.logits(f), *pair_masks(labels))
-        return total / classes.masked_fill(classes == 0, 1)
+        return total / or_one(classes)
 
     def logits(self, f: Tensor, rows: slice | None = None) -> Tensor:  # (B, B), or some of its rows
         return (-self.distances(f, rows) if self.c else _cosines(f, rows)) / self.temperature

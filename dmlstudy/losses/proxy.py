@@ -136,15 +136,11 @@ class SubcenterArcFaceLoss(ProxyLoss, name="subcenter_arcface"):
         variant: str = "corrected",  # published is the same
     ):
         check_numbers(self, least=1, whole=True, sub_centers=sub_centers)
-        self.sub_centers = int(sub_centers)  # kept before the centres are made
+        self.sub_centers, *_ = self.stacked = (int(sub_centers),)  # kept before the centres are made
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
         check_numbers(self, over=0, scale=scale)
         check_numbers(self, least=-math.inf, margin=margin)
         self.margin, self.scale = margin, scale
-
-    def first_proxies(self, g: torch.Generator) -> Tensor:  # (K, C, D)
-        "Return initial centres"
-        return (2 * torch.rand(self.sub_centers, self.n_classes, self.dim, generator=g) - 1) / math.sqrt(self.dim)
 
     def value(self, f: Tensor, labels: Tensor, triplets: tuple | None = None) -> Tensor:  # scalar
         z, proxies, y = self.prepared(f, labels)
@@ -262,14 +258,10 @@ class PotentialFieldLoss(ProxyLoss, name="potential_field"):
         variant: str = "corrected",  # published: a constant more for each pair of different classes
     ):
         check_numbers(self, least=1, whole=True, per_class=per_class)
-        self.per_class = int(per_class)  # kept before the proxies are made
+        self.per_class, *_ = self.stacked = (int(per_class),)  # kept before the proxies are made
         super().__init__(n_classes, dim, lr=lr, seed=seed, variant=variant)
         check_numbers(self, over=0, alpha=alpha, delta=delta)
         self.alpha, self.delta = alpha, delta
-
-    def first_proxies(self, g: torch.Generator) -> Tensor:  # (M, C, D)
-        "Return initial proxies"
-        return (2 * torch.rand(self.per_class, self.n_classes, self.dim, generator=g) - 1) / math.sqrt(self.dim)
 
     def potential(self, d2: Tensor, same: Tensor) -> Tensor:  # squared distances, which are of one class; any shape
         "Return the potential of pairs of points"
@@ -393,6 +385,8 @@ class HISTLoss(ProxyLoss, name="hist"):
         variant: published is the same
     """
 
+    first_proxies = ProxyAnchorLoss.first_proxies  # of means and of log-variances: normal, variance 2 / C
+
     def __init__(
         self,
         n_classes: int,  # training classes
@@ -412,10 +406,6 @@ class HISTLoss(ProxyLoss, name="hist"):
         if lam:
             weights = lambda out, of: (2 * torch.rand(out, of, generator=generator(seed, "graph", of)) - 1) / of**0.5
             self.theta1, self.theta2 = (nn.Parameter(weights(*s)) for s in ((512, self.dim), (self.n_classes, 512)))
-
-    def first_proxies(self, g: torch.Generator) -> Tensor:  # (C, D)
-        "Return initial means and log-variances: normal, variance 2 / C"
-        return math.sqrt(2 / self.n_classes) * torch.randn(self.n_classes, self.dim, generator=g)
 
     def distances(self, z: Tensor, means: Tensor) -> Tensor:  # (B, D), (C, D), of length 1 -> (B, C)
         "Squared Mahalanobis distances of embeddings from class distributions"

@@ -19,6 +19,7 @@ from dmlstudy.losses.base import (
     Loss,
     masked_mean,
     masks_against,
+    or_one,
     products,
     relative,
     similarities,
@@ -52,8 +53,7 @@ def _before(listed: Tensor, at: Tensor) -> Tensor:  # (R, K)
 
 def _row_mean(x: Tensor, weights: Tensor) -> Tensor:  # (R,)
     "Weighted mean of each row, 0 without weights"
-    total = weights.sum(1)
-    return (x * weights).sum(1) / total.masked_fill(total == 0, 1.0)
+    return (x * weights).sum(1) / or_one(weights.sum(1))
 
 # %% ../../nbs/23_losses.ranking.ipynb #e56c3d99
 class _RankingLoss(Loss):
@@ -68,12 +68,12 @@ class _RankingLoss(Loss):
         return total / count.clamp(min=1)
 
     def sums(self, z: Tensor, labels: Tensor) -> tuple[Tensor, ...]:  # of `terms`, over all rows
-        k = min(most_positives(labels) + 1, len(z))  # the query itself may be one
+        k = most_positives(labels) + 1  # the query itself may be one
         return sum_over_rows(partial(self.terms, k), z, labels, width=(k + 1) * len(z))
 
     def against(self, z: Tensor, labels: Tensor, others: Tensor, of: Tensor, own: bool) -> Tensor:  # scalar
         "The mean over queries of the others' (M, D) ranking, labels (M,); own: the first of those are the queries"
-        k = min(most_positives(of) + 1, len(of))
+        k = most_positives(of) + 1
         matrix = lambda z, rows=slice(None): products(z[rows], others)
         masks = partial(masks_against, labels, of, own)
         return self.mean(*sum_over_rows(partial(self.terms, k), z, masks, width=(k + 1) * len(of), matrix=matrix))
@@ -154,7 +154,7 @@ class RecallAtKLoss(_RankingLoss, name="recall_at_k"):
         total, found = weights.sum(1), 0.0
         for k in self.ks:
             within = (((k - ranks) / self.tau1).sigmoid() * weights).sum(1).clamp(max=k)
-            found = found + within / total.masked_fill(total == 0, 1.0).clamp(max=k)
+            found = found + within / or_one(total).clamp(max=k)
         return 1 - found / len(self.ks)
 
     def floor(
@@ -257,7 +257,7 @@ def _active_margins(
 
 def _margin_means(pull: Tensor, push: Tensor, pulls: Tensor, pushes: Tensor) -> Tensor:  # scalar
     "The two means over active pairs, added; a mean over none is 0"
-    return pull / pulls.masked_fill(pulls == 0, 1.0) + push / pushes.masked_fill(pushes == 0, 1.0)
+    return pull / or_one(pulls) + push / or_one(pushes)
 
 # %% ../../nbs/23_losses.ranking.ipynb #0172b21d
 class ROADMAPLoss(SupAPLoss, name="roadmap"):
@@ -321,7 +321,7 @@ class FastAPLoss(_RankingLoss, name="fast_ap"):
         place = (self.bins / 2 * (1 - s)).clamp(0, self.bins)
         near = self.histogram(place, positives > 0)
         all_before = (near + self.histogram(place, negatives)).cumsum(1)
-        share = near.cumsum(1) / all_before.masked_fill(all_before == 0, 1.0)
+        share = near.cumsum(1) / or_one(all_before)
         weighted = self.histogram(place, positives) if positives.is_floating_point() else near
         return 1 - _row_mean(share, weighted)
 

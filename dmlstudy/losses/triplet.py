@@ -36,7 +36,7 @@ def _triplet_weights(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # weights of the pairs, (R, B); weights of positives, numbers of negatives, (R,)
     "In how many of all triplets each ordered pair takes part"
-    n_positives, n_negatives = (count.to(dtype) for count in triplets_per_anchor(positives))
+    n_positives, n_negatives = (x.sum(1).to(dtype) for x in (positives, negatives))
     return torch.where(negatives, n_positives[:, None], n_negatives[:, None] * positives), n_positives, n_negatives
 
 # %% ../../nbs/21_losses.triplet.ipynb #c3c49dc8
@@ -73,8 +73,7 @@ class ContrastiveLoss(PairLoss, name="contrastive"):
         return super().pairs(safe_sqrt((2 - 2 * s).relu()), positives, negatives)
 
     def terms(self, d: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:  # sum, triplets
-        n_positives, n_negatives = (x.sum(1, keepdim=True).to(d.dtype) for x in (positives, negatives))
-        counted = torch.where(negatives, n_positives, n_negatives * positives)
+        counted, n_positives, n_negatives = _triplet_weights(positives, negatives, d.dtype)
         terms = torch.where(negatives, self.neg_margin - d, d - self.pos_margin).relu()
         return (terms * counted).sum(), (n_positives * n_negatives).sum()
 

@@ -37,6 +37,7 @@ class Around(Loss):
         super().__init__(loss.variant)
         self.loss, self.uses, self.needs_triplets = loss, loss.uses, loss.needs_triplets
         self.takes_positives, self.takes_targets = loss.takes_positives, loss.takes_targets
+        self.in_blocks, self.sets_slope = loss.in_blocks, loss.sets_slope
         self.n_classes = getattr(loss, "n_classes", None)
 
     def param_groups(
@@ -177,6 +178,8 @@ class Matryoshka(Around):
         dims: Iterable[int],  # numbers of first dimensions
     ):
         super().__init__(loss)
+        if type(loss).value is Loss.value:
+            raise ValueError(f"nested dimensions go around a loss of embeddings alone; got {type(loss).__name__}")
         self.dims = _sizes(self, dims, most=getattr(loss, "dim", torch.inf))
         self.loss = nn.ModuleList(_cut(loss, dim) for dim in self.dims)
 
@@ -308,7 +311,7 @@ def s2sd(
 # %% ../../nbs/27_losses.wrappers.ipynb #194db7eb
 def _joined(x: Tensor, sizes: list[int]) -> Tensor:  # (B, ...) -> (sum of sizes, ...)
     "Join the rows of all processes, in the order of their ranks"
-    padded = pad(x, [0, 0] * (x.ndim - 1) + [0, max(sizes) - len(x)])
+    padded = pad(x.contiguous(), [0, 0] * (x.ndim - 1) + [0, max(sizes) - len(x)])
     parts = [torch.empty_like(padded) for _ in sizes]
     distributed.all_gather(parts, padded)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
@@ -348,4 +351,5 @@ def gather(
     sizes = torch.empty(processes, dtype=torch.int64, device=f.device)
     distributed.all_gather([*sizes.split(1)], sizes.new_tensor([len(f)]))
     sizes = sizes.tolist()
+    labels = labels if labels.is_floating_point() or labels.dtype == torch.bool else labels.long()  # gloo has no int16
     return _Joined.apply(f, sizes), _joined(labels.to(f.device), sizes)

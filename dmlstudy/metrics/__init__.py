@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import lookup
+from ..distances import as_float
 from .clustering import CLUSTERING, agreement
 from .geometry import CLASSES, NORMS, SPECTRUM, class_spectrum, class_sums, norms, rho_of, spectrum
 from .index import ENGINES, index_nearest
@@ -146,7 +147,7 @@ def _pairs(f: Tensor, labels: Tensor, pairs: Sequence | None, normalize: bool) -
 
 
 def _spectra(f: Tensor, labels: Tensor, given: None, normalize: bool) -> dict[str, Tensor]:
-    points = torch.nn.functional.normalize(f, dim=1) if normalize else f
+    points = torch.nn.functional.normalize(as_float(f), dim=1) if normalize else f
     return {"spectrum": spectrum(points, normalize=True), "class_spectrum": class_spectrum(f, labels)}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..distances import unit
+from ..distances import as_float, unit
 from .neighbours import block_rows, power_of_two
 
 # %% ../../nbs/33_metrics.geometry.ipynb #633d2239
@@ -150,7 +150,7 @@ def class_spectrum(
 ) -> Tensor:  # (smallest class or D,) float64, falling
     "Singular values of each class's unit embeddings over their sum, averaged over classes"
     smallest = labels.unique(return_counts=True)[1].min()
-    return class_spectra(torch.nn.functional.normalize(f, dim=1), labels)[1][:, :smallest].mean(0)
+    return class_spectra(torch.nn.functional.normalize(as_float(f), dim=1), labels)[1][:, :smallest].mean(0)
 
 # %% ../../nbs/33_metrics.geometry.ipynb #4fa49329
 def norms(f: Tensor) -> Tensor:  # (N,) float64

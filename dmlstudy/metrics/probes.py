@@ -79,7 +79,7 @@ def nearest_other(
 ) -> Tensor:  # (Q,), the nearest other one of each
     "The nearest neighbour of some images among all"
     check_numbers("search among others", least=2, whole=True, images=len(f))
-    points, found = as_points(f, normalize), torch.empty_like(queries)
+    points, queries, found = as_points(f, normalize), queries.to(f.device), torch.empty_like(queries, device=f.device)
     for rows, index in nearest(points, 2, points[queries], progress=False):
         found[rows] = torch.where(index[:, 0] == queries[rows], index[:, 1], index[:, 0])
     return found
@@ -93,7 +93,7 @@ def hits_within(
 ) -> Tensor:  # (N,) bool; False where a group has one image
     "Return whether the nearest image of the same group has the same class"
     points, hits = as_points(f, normalize), torch.zeros(len(f), dtype=torch.bool, device=f.device)
-    for group in groups.unique():
+    for group in (groups := groups.to(f.device)).unique():
         rows = (groups == group).nonzero()[:, 0]
         for part, index in nearest(points[rows], 1, progress=False) if len(rows) > 1 else ():
             hits[rows[part]] = labels[rows[index[:, 0]]] == labels[rows[part]]

@@ -126,7 +126,7 @@ FROZEN_STEMS = tuple(name for name in MODELS if name not in BACKBONES)  # their 
 def make_model(
     name: str,  # name in MODELS, or timm:NAME for a network of timm
     dim: int,  # dimension of the embedding
-    weights: str | None = None,  # pre-trained weights of the backbone by name or file; None: new ones
+    weights: str | None = None,  # of the backbone: a name, of one trained whole also a file; None: new ones
     freeze_bn: bool = True,  # the backbone's batch normalisation keeps its statistics
     head: str = "linear",  # name in HEADS
     rng: torch.Generator | None = None,  # for new weights; None: one with seed 0
@@ -137,7 +137,7 @@ def make_model(
     Args:
         name: name in MODELS, or timm:NAME for a network of timm
         dim: dimension of the embedding
-        weights: pre-trained weights of the backbone by name or file; None: new ones
+        weights: of the backbone: a name, of one trained whole also a file; None: new ones
         freeze_bn: the backbone's batch normalisation keeps its statistics
         head: name in HEADS
         rng: for new weights; None: one with seed 0
@@ -145,7 +145,7 @@ def make_model(
     """
     check_numbers("model", least=1, whole=True, dim=dim)
     rng = rng or generator(0, "model")
-    with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator before we draw again
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # layers draw from the global generator first
         timm = str(name).startswith("timm:")
         backbone = (partial(make_backbone, name) if timm else lookup("model", name, MODELS))(weights, rng)
         if freeze_bn:
@@ -157,7 +157,8 @@ def _timm_file(name: str, hub: Path) -> Path | None:
     import timm
     from huggingface_hub import try_to_load_from_cache
 
-    config = timm.get_pretrained_cfg(name)
+    if (config := timm.get_pretrained_cfg(name)) is None:  # of somebody's hub
+        return None
     for file in ("model.safetensors", "pytorch_model.bin") if config.hf_hub_id else ():
         if isinstance(found := try_to_load_from_cache(config.hf_hub_id, config.hf_hub_filename or file), str):
             return Path(found)

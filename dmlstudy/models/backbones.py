@@ -225,7 +225,7 @@ def seeded(
     make: Callable[[], nn.Module], rng: torch.Generator
 ) -> nn.Module:  # on the CPU; the same for the same state of the generator
     "Build a network whose random weights depend on a generator alone, and leave the global one as it was"
-    seed = int(torch.randint(2**62, (), generator=rng))
+    seed = int(torch.randint(2**62, (), generator=rng, device="cpu"))
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return make()
@@ -242,7 +242,7 @@ def _timm(name: str, pretrained: bool, pool: str) -> nn.Module:
         net = timm.create_model(name, pretrained=pretrained, num_classes=0)
     except RuntimeError as error:
         raise ValueError(f"timm: {error}; timm.list_models() names what there is") from error
-    net.dim = net.num_features
+    net.dim = getattr(net, "head_hidden_size", None) or net.num_features  # some have a layer behind the pooling
     return net
 
 # %% ../../nbs/50_models.backbones.ipynb #cceffa70

@@ -66,10 +66,8 @@ def init_weights(
     for layer in module.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
             bound = layer.weight[0].numel() ** -0.5
-            for parameter in (layer.weight, layer.bias):
-                if parameter is not None:
-                    with torch.no_grad():
-                        parameter.uniform_(-bound, bound, generator=rng)
+            for parameter in layer.parameters(recurse=False):  # weight, and bias if there is one
+                nn.init.uniform_(parameter, -bound, bound, generator=rng)
     return module
 
 # %% ../../nbs/51_models.convnet.ipynb #a9c5f004

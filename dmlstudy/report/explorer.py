@@ -300,9 +300,11 @@ def explorer_data(profile: str) -> dict:  # for JSON
     coded = {name: pd.Categorical(runs[of], known[name]).codes.tolist() for name, of in names.items()}
     verdicts = {code: (mark, WORDS.get(code, words)) for code, (mark, words) in _WORDS["verdicts"].items()}
     rules = [{"name": r, **{part: _WORDS["rules"][r][part] for part in ("title", "short")}} for r in SELECTIONS]
-    about = "The runs of the whole study" if len(parts) > 1 else about[0].upper() + about[1:].rstrip(".")
+    about = (
+        "The runs of the whole study." if len(parts) > 1 else about[0].upper() + about[1:] + "." * (about[-1] != "?")
+    )
     return {
-        **{"profile": profile, "about": f"{about}.", "note": data_note(records), "runs": len(records)},
+        **{"profile": profile, "about": about, "note": data_note(records), "runs": len(records)},
         **{"datasets": datasets, "metrics": value_columns(records), "rules": rules, "trials": trials},
         **{"methods": [*map(method_entry, methods)], "settings": known["setting"], "replicates": known["replicate"]},
         **{"marks": [_WORDS["marks"].get(name, name) for name in COLOURS], "verdicts": verdicts, "names": names_of},

@@ -164,14 +164,18 @@ def write_figure(
     profile: str = "glyphs",  # whose records it shows
 ) -> Path:  # the PNG file
     "Write a figure under its stem; its layout is computed once"
+    from matplotlib import rc_context
+
     from dmlstudy.report.style import fix_layout
 
     fix_layout(figure)
     file, page = (folder_of("figures", profile) / f"{stem}.{ending}" for ending in ("png", "pdf"))
-    figure.savefig(picture := io.BytesIO(), format="png", dpi=150, metadata={"Software": None})
-    figure.written = picture.getvalue()  # what a page of the batch shows
-    if not (file.is_file() and page.is_file() and alike(file.read_bytes(), picture.getvalue(), ".png")):
-        figure.savefig(drawn := io.BytesIO(), format="pdf", metadata={"CreationDate": None})
-        write_atomically(page, drawn.getvalue())  # whose bytes cannot be compared: it goes with its picture
-        write_atomically(file, picture.getvalue())
+    with rc_context({"figure.constrained_layout.use": False}):  # which a figure without an engine would take up
+        figure.set_layout_engine(None)  # with any engine saving draws twice
+        figure.savefig(picture := io.BytesIO(), format="png", dpi=150, metadata={"Software": None})
+        figure.written = picture.getvalue()  # what a page of the batch shows
+        if not (file.is_file() and page.is_file() and alike(file.read_bytes(), picture.getvalue(), ".png")):
+            figure.savefig(drawn := io.BytesIO(), format="pdf", metadata={"CreationDate": None})
+            write_atomically(page, drawn.getvalue())  # whose bytes cannot be compared: it goes with its picture
+            write_atomically(file, picture.getvalue())
     return file

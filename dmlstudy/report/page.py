@@ -29,22 +29,11 @@ from ..core.checks import lookup
 from ..core.paths import asset, cores, outputs, root
 from ..core.text import duration, names, numbers
 from .files import data_note, view_of, write_output
+from ..study import records as store
 from ..study.config import PROFILES, QUESTIONS
 from ..study.executor import FailedRuns, Failure, Workers, explained, failure_table, run_batch, worker_folders
 from ..study.methods import METHODS
 from ..study.plan import Job, all_runs, asked_by, jobs_of
-from dmlstudy.study.records import (
-    batch_file,
-    custom_file,
-    each_record,
-    file_of,
-    lean,
-    load_record,
-    merge_records,
-    own_record,
-    recorded,
-    shown,
-)
 from ..study.run import Run, make_run
 
 # %% ../../nbs/90_report.page.ipynb #ca5e0002
@@ -215,7 +204,7 @@ def _listed() -> dict[str, dict]:  # stem -> part of the report, notebook, title
 def stems(profile: str) -> list[str]:
     "The tables and figures of a profile in reading order; those that are not listed come last"
     ends = ("tables/*.md", "figures/*.png")
-    found, listed = {file.stem for end in ends for file in shown(profile).glob(end)}, _listed()
+    found, listed = {file.stem for end in ends for file in store.shown(profile).glob(end)}, _listed()
     return [stem for stem in listed if stem in found] + sorted(found - listed.keys())
 
 # %% ../../nbs/90_report.page.ipynb #acff985f
@@ -246,7 +235,7 @@ def _small(file: Path) -> str:  # base64 of a WebP
 # %% ../../nbs/90_report.page.ipynb #48c9a4ae
 def _entry(profile: str, known: Mapping[str, str], about: str) -> dict:
     "All that the page says about a table or a figure: what `catalogue` knows, and the first words of its notebook"
-    stem, said, place = known["stem"], html(known["said"]), shown(profile)
+    stem, said, place = known["stem"], html(known["said"]), store.shown(profile)
     out = {**known, "about": html(about), "said": said, "view": view_of(stem, profile, "")}
     out["answer"] = said.replace("<p>", "<p><strong>Answer:</strong> ", 1)
     out["files"] = [file for file in (f"tables/{stem}.csv", f"figures/{stem}.pdf") if (place / file).exists()]
@@ -280,9 +269,9 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
 
     about = lookup("profile", profile, PROFILES).about
     beside = PROFILES if profile == "glyphs" else ()  # the study's own page shows all that there are records of
-    names = dict.fromkeys([profile, *(name for name in beside if batch_file(name).is_file())])
-    made = {name: [*each_record(name, ["run", "made"])] for name in names}
-    abouts, claims = _abouts(), shown(profile) / "claims.md"
+    names = dict.fromkeys([profile, *(name for name in beside if store.batch_file(name).is_file())])
+    made = {name: [*store.each_record(name, ["run", "made"])] for name in names}
+    abouts, claims = _abouts(), store.shown(profile) / "claims.md"
     entries = [_entry(profile, known, abouts.get(known["notebook"], "")) for known in catalogue(profile)]
     page = Template(asset("report.html").read_text(encoding="utf-8"), autoescape=True).render(
         profile=profile,
@@ -292,14 +281,14 @@ def write_report(profile: str = "glyphs") -> Path:  # the page
         claims=html(claims.read_text(encoding="utf-8").partition("\n")[2]) if claims.exists() else "",
         made=_provenance([*{record["key"]: record for records in made.values() for record in records}.values()]),
     )
-    return write_output(shown(profile) / "report.html", re.sub("</t[dhr]>", "", page) + "\n")  # HTML needs no such ends
+    return write_output(store.shown(profile) / "report.html", re.sub("</t[dhr]>", "", page) + "\n")  # HTML needs none
 
 # %% ../../nbs/90_report.page.ipynb #f5c48bef
 def catalogue(profile: str) -> list[dict]:  # stem, part of the report, title, notebook, and what it says
     "What there is of a profile, in the order of `stems`"
     listed, files, out = _listed(), question_files(), []
     for stem in stems(profile):
-        known, file = listed.get(stem, {"part": "More", "title": stem}), shown(profile) / f"answers/{stem}.md"
+        known, file = listed.get(stem, {"part": "More", "title": stem}), store.shown(profile) / f"answers/{stem}.md"
         said = " ".join(file.read_text(encoding="utf-8").split()) if file.exists() else ""
         file = files.get(known.get("notebook"))
         notebook = f"nbs/{file.relative_to(notebooks()).as_posix()}" if file else ""
@@ -310,11 +299,11 @@ def catalogue(profile: str) -> list[dict]:  # stem, part of the report, title, n
 def write_gallery(profile: str = "glyphs") -> Path:  # the page
     "Write a page of all figures of a profile, each with what it says"
     lines = ["# Figures", "", "| | |", "| --- | --- |"]
-    for entry in (e for e in catalogue(profile) if (shown(profile) / f"figures/{e['stem']}.png").exists()):
+    for entry in (e for e in catalogue(profile) if (store.shown(profile) / f"figures/{e['stem']}.png").exists()):
         picture, view = f"<img src='{entry['stem']}.png' width='240'>", view_of(entry["stem"], profile)
         runs = f"<br>[The runs in the explorer]({view})" if view else ""
         lines.append(f"| [{picture}]({entry['stem']}.png) | **{entry['title']}**<br>{entry['said']}{runs} |")
-    return write_output(shown(profile) / "figures/README.md", "\n".join(lines) + "\n")
+    return write_output(store.shown(profile) / "figures/README.md", "\n".join(lines) + "\n")
 
 # %% ../../nbs/90_report.page.ipynb #a47e0001
 def article_page(book: Mapping) -> str:  # HTML
@@ -351,14 +340,15 @@ def collect(
     planned = {*all_runs(job for job in jobs_of(profile) if job.experiment != "search")}
     ours = lambda run: replace(run, strict_data=True) in planned and METHODS[run.method].source is None
     beside = [run for run in dict.fromkeys(runs) if not ours(run)]
-    short = lean if "budgets" in (PROFILES[profile].search or {}) else dict  # runs of several searches are many
-    for file, some in ((batch_file(profile), {*planned, *runs} - {*beside}), (custom_file(profile), beside)):
+    short = store.lean if "budgets" in (PROFILES[profile].search or {}) else dict  # runs of several searches are many
+    mine = {*planned, *runs} - {*beside}
+    for file, some in ((store.batch_file(profile), mine), (store.custom_file(profile), beside)):
         places: dict[Path, list] = {}
-        for record in filter(None, map(own_record, some)):  # what stands in a file stays there
-            places.setdefault(file_of(record["key"]) or file, []).append(short(record))
+        for record in filter(None, map(store.own_record, some)):  # what stands in a file stays there
+            places.setdefault(store.file_of(record["key"]) or file, []).append(short(record))
         for place, found in (places or {file: []}).items():
-            merge_records(place, found)
-    return [record for run in beside if (record := load_record(run))]
+            store.merge_records(place, found)
+    return [record for run in beside if (record := store.load_record(run))]
 
 # %% ../../nbs/90_report.page.ipynb #c5107050
 def custom_table(records: Sequence[Mapping], profile: str) -> pd.DataFrame:
@@ -403,7 +393,7 @@ def show(
             for part in DRAWN.get(source.stem, [{}]):
                 name = "-".join([profile, source.stem, *part.values()])
                 tasks.append((source, outputs() / "notebooks" / f"{name}.ipynb", {"profile": profile, **part, **calm}))
-    whole = profile == "glyphs" and not questions and batch_file("omniglot_errata").is_file()
+    whole = profile == "glyphs" and not questions and store.batch_file("omniglot_errata").is_file()
     pages = [*([write_article] if whole else []), write_report, write_gallery, *more]
     failures = draw(tasks, workers, [(page, profile) for page in pages])
     print(f"{len(records)} records, {len(tasks)} notebooks drawn in {duration(time.perf_counter() - began)}")
@@ -421,7 +411,7 @@ def ask(
     "Train what a question asks and is not recorded yet, and say which runs it is about"
     words = lambda given: [str(given)] if given != "" else []
     jobs = asked_by(question, profile, names(words(datasets)), numbers(words(seeds)), names(words(methods), ";"))
-    if missing := [run for run in all_runs(jobs) if not recorded(run)] if train else []:
+    if missing := [run for run in all_runs(jobs) if not store.recorded(run)] if train else []:
         failures = run_batch(missing)
         for own in dict.fromkeys(job.profile for job in jobs):
             collect(own, all_runs(job for job in jobs if job.profile == own))

@@ -9,7 +9,7 @@ __all__ = ['TIES', 'NAMES', 'profile_records', 'profiles_shown', 'study_records'
 
 # %% ../../nbs/85_report.tables.ipynb #c052b00b
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from string import Formatter
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..core.checks import lookup
 from ..core.paths import asset, outputs, write_atomically
 from .files import _WORDS, data_note, markdown, tidy, write_table
 from ..stats.intervals import t_interval, tied_with_best
-from ..study.config import PROFILES, setting_of
+from ..study.config import PROFILES, run_of, setting_of
 from ..study.methods import ROLES, role
 from ..study.plan import all_runs, jobs_of
 from ..study.records import batch_file, committed_records, read_batch, record_files
@@ -39,8 +39,9 @@ def _read(profiles: tuple[str, ...], state: tuple) -> tuple[list[dict], pd.DataF
     found |= {key: record for key, (record, _) in committed_records(asked - {*found}).items()}
     records = [found[key] for key in sorted(found)]
     other = lambda run: run["dataset"] not in {*PROFILES[plan].datasets, *ROLES}  # of an experiment alone: not plain
-    apart = {r["key"]: setting_of(plan, make_run(r["run"])) or "another data set" * other(r["run"]) for r in records}
-    return records, tidy(profile, records, apart)
+    plain = cache(run_of)  # one stands beside many
+    setting = lambda run: setting_of(plan, make_run(run), plain) or "another data set" * other(run)
+    return records, tidy(profile, records, {r["key"]: setting(r["run"]) for r in records})
 
 
 def profile_records(
@@ -89,7 +90,7 @@ def intervals(
     by: Sequence[str] = ("dataset", "method", "metric", "selection"),
 ) -> pd.DataFrame:  # the columns of `by`, then mean, std, half (of the interval; NaN at one seed), low, high and n
     "Mean over seeds with its 95 % interval"
-    groups = results.groupby([*by], sort=False)["value"]
+    groups = results.groupby([*by], sort=False, observed=True)["value"]
     out = groups.agg(mean="mean", std="std", n="count").reset_index()
     out[["half", "low", "high"]] = float("nan")
     values = groups.agg(list).reset_index(drop=True).map(lambda v: [x for x in v if x == x])  # without NaN
@@ -111,8 +112,10 @@ def ties(
 ) -> pd.DataFrame:  # dataset, method, metric, selection, tied; nothing at one seed
     "Which rows of a table cannot be told apart from the best one, under each rule"
     found = []
-    for (dataset, metric, selection), own in results.groupby(["dataset", "metric", "selection"], sort=False):
-        values = _whole(own.pivot_table(index="method", columns="seed", values="value"))
+    for (dataset, metric, selection), own in results.groupby(
+        ["dataset", "metric", "selection"], sort=False, observed=True
+    ):
+        values = _whole(own.pivot_table(index="method", columns="seed", values="value", observed=True))
         if metric.startswith(_BEST) and len(values) and values.shape[1] > 1:
             tied = tied_with_best(values.to_numpy())
             found += [(dataset, m, metric, selection, t) for m, t in zip(values.index, tied, strict=True)]
@@ -132,7 +135,7 @@ def mark_ties(
 ) -> pd.Series:  # the same, marked; rows that lack a seed are not
     "The best value of a column in bold, or marked with all that are tied with it"
     whole = _whole(values)
-    tied = whole.index[tied_with_best(whole.to_numpy())]
+    tied = whole.index[tied_with_best(whole.to_numpy())] if whole.shape[1] > 1 else []  # one seed tells nothing apart
     return cells.mask(cells.index.isin(tied), cells.map(_mark(len(tied)).format))
 
 # %% ../../nbs/85_report.tables.ipynb #db721f4c

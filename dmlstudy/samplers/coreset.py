@@ -49,10 +49,9 @@ class MemoryBank:
     ) -> None:
         "Write the rows of a batch that are finite"
         indices, f = torch.as_tensor(indices), torch.as_tensor(f)
-        if not indices.numel():
-            indices = indices.long()  # of an empty list
+        indices = indices if indices.numel() else indices.long()  # of an empty list
         _check_rows(indices, f, *self.f.shape)
-        indices, f = indices.to(self.f.device), f.detach().to(self.f)
+        indices, f = indices.to(self.f.device, torch.int64), f.detach().to(self.f)
         f = f[last_of_each(indices, len(self))]
         finite = f.isfinite().all(1)  # a GPU is not waited for
         self.f[indices] = torch.where(finite[:, None], f, self.f[indices])
@@ -180,7 +179,7 @@ class EmbeddedSampler(_PlannedSampler):
         check_numbers(self, least=1, whole=True, none=True, project_dim=project_dim)
         self.variant = lookup("variant", variant, ("corrected", "published"))
         self.refresh = lookup("refresh", refresh, ("epoch", "batch"))
-        self.big_batch, self.project_dim = big_batch, project_dim
+        self.big_batch, self.project_dim = int(big_batch), None if project_dim is None else int(project_dim)
 
 # %% ../../nbs/12_samplers.coreset.ipynb #6cdb85bb
 def centred(
@@ -284,7 +283,7 @@ class D2Sampler(GCSampler):
     ):
         super().__init__(*args, **frame)
         check_numbers(self, least=-math.inf, power=power)
-        self.power = power
+        self.power = float(power)
 
     def pick(self, x: Tensor, k: int, g: torch.Generator) -> Tensor:  # (k,), positions in the pool
         "Seeds from the pool's embeddings"

@@ -32,7 +32,7 @@ class MatchingSampler(EmbeddedSampler):
         super().__init__(*args, **frame)
         check_numbers(self, least=1, whole=True, candidates=candidates)
         check_numbers(self, least=2, batch_size=self.batch_size)
-        self.candidates = candidates
+        self.candidates = int(candidates)
 
     def cost(self, x: Tensor, at: Tensor) -> Tensor:  # (m,), the least is taken
         "Return the cost of each candidate: x (b*, D) centred embeddings, at (m, b) positions among them"

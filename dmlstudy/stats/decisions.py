@@ -65,7 +65,8 @@ def every_interval(
 ) -> tuple[float, float]:
     "Bounds of the smallest of several effects, for a claim about every one"
     corrected = 1 - (1 - level) / len(effects)
-    return float(min(interval(v, level)[0] for v in effects)), float(min(interval(v, corrected)[1] for v in effects))
+    ends = [[interval(v, at)[end] for v in effects] for end, at in enumerate((level, corrected))]
+    return float(np.min(ends[0])), float(np.min(ends[1]))  # NaN where one of them has no interval
 
 # %% ../../nbs/82_stats.decisions.ipynb #3323a1a9
 def over_sets(

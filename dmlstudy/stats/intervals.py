@@ -171,10 +171,11 @@ def correlation_interval(
     tables = [v[~np.isnan(np.hstack(tables)).any(1)] for v in tables]  # methods without NaN
     m, n = len(tables[0]), max(v.shape[1] for v in tables)
     value = float(correlation(*(v.mean(1) for v in tables), kind=kind))
-    if m < 8:
+    repeats = n > 1 and not {"seeds", "replicates", "classes"}.isdisjoint(over)
+    if m < 8 or not (repeats or "methods" in over):
         return value, float("nan"), float("nan")
     weights = np.full((1, 1, n), 1 / n)
-    if n > 1 and not {"seeds", "replicates", "classes"}.isdisjoint(over):
+    if repeats:
         weights = rng.multinomial(n - 1, np.full(n, 1 / n), (resamples, m if "seeds" in over else 1)) / (n - 1)
     rows = rng.integers(m, size=(resamples, m)) if "methods" in over else np.arange(m)[None]
     means = [np.einsum("bmn,mn->bm", weights, np.broadcast_to(v, (m, n))) for v in tables]

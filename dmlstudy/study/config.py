@@ -10,7 +10,7 @@ __all__ = ['EXPERIMENTS', 'QUESTIONS', 'PROFILES', 'Profile', 'tuned', 'chosen_f
 import functools
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,8 @@ import pandas as pd
 from ..core.checks import lookup
 from ..core.paths import asset, outputs, write_atomically
 from ..core.text import is_folder
-from .methods import ADDED_METHODS, METHODS, ROTH_METHODS, SEC_METHODS, with_none
+from .methods import ADDED_METHODS, METHODS, ROTH_METHODS, SEC_METHODS, Method, with_none
+from .records import held
 from .run import Run, make_run
 
 # %% ../../nbs/65_study.config.ipynb #adefccaa
@@ -130,22 +131,26 @@ def keep_choice(
 ) -> Path:  # the file
     "Keep what the search chose for methods of one's own"
     file = outputs() / "custom" / profile.tuned
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    named = {d: {f"{m} {METHODS[m].source}": fields for m, fields in rows.items()} for d, rows in chosen.items()}
-    return write_atomically(file, json.dumps(_merged(found, named), indent=1) + "\n")
+    with held(file, print):  # two commands may search at once
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        for dataset, rows in chosen.items():
+            found.setdefault(dataset, {}).update({f"{m} {METHODS[m].source}": fields for m, fields in rows.items()})
+        return write_atomically(file, json.dumps(found, indent=1) + "\n")
 
 # %% ../../nbs/65_study.config.ipynb #e1f0c573
-def _folder_fields(profile: Profile, dataset: str, protocol: str) -> dict:
+def _folder_fields(profile: Profile, dataset: str, row: Method) -> dict:
     "For images of one's own: some eight epochs, 120 to 1,200 steps, measured five times"
     from dmlstudy.data.image_folder import load_folder
 
     if not any("model" in said for said in profile.protocols.values()):
         raise ValueError("a folder of images needs a profile with a network for photographs: --profile photos")
-    fields = with_none(lookup("protocol for images of your own", protocol, profile.protocols))
+    fields = with_none(lookup("protocol for images of your own", row.protocol, profile.protocols))
     train = load_folder(dataset).replicate(1 if load_folder(dataset).whole else 0).train
-    batch = min(fields["batch_size"], 2 * (len(train) // 5))
-    steps = 60 * min(max(round(8 * len(train) / batch / 60), 2), 20)
     alone = len(train.class_names) < 10  # a fifth of them would be one class, where every recall is 100 %
+    n, classes = row.samples_per_class, len(train.class_names) * (5 if alone else 4) // 5
+    most = len(train) if fields.get("replacement", True) else n * classes  # no class twice in a batch
+    batch = max(n, min(fields["batch_size"], 2 * (len(train) // 5), most) // n * n)
+    steps = 60 * min(max(round(8 * len(train) / batch / 60), 2), 20)
     return fields | {"batch_size": batch, "steps": steps, "eval_every": steps // 5} | ({"fold": None} if alone else {})
 
 
@@ -157,7 +162,7 @@ def protocol_fields(
     "The protocol of a method's paper on a data set"
     p, row = lookup("profile", profile, PROFILES), lookup("method", method, METHODS)
     if is_folder(dataset):
-        return _folder_fields(p, dataset, row.protocol)
+        return _folder_fields(p, dataset, row)
     lookup(f"data set of profile {profile!r}", dataset, dict.fromkeys([*p.datasets, *p.by_dataset]))
     if not p.methods and row.protocol not in p.by_dataset[dataset]:
         known = ", ".join(d for d, by_protocol in p.by_dataset.items() if row.protocol in by_protocol)
@@ -201,9 +206,10 @@ def run_of(
 def setting_of(
     profile: str,  # name in PROFILES
     run: Run,
+    made: Callable = run_of,  # makes the plain run; for many runs, `functools.cache(run_of)`
 ) -> str:  # such as "sampler=ddm; steps=1000"; empty if it is the profile's plain run of its method
     "Return the fields in which a run differs from its method in the profile"
-    plain = run_of(profile, run.dataset, run.method, run.seed, replicate=run.replicate)
+    plain = made(profile, run.dataset, run.method, run.seed, replicate=run.replicate)
     fields = ((name, value) for name, value in vars(run).items() if value != getattr(plain, name))
     return "; ".join(f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in fields)
 

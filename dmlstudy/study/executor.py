@@ -30,18 +30,9 @@ from tqdm.auto import tqdm
 
 from ..core.paths import cores, outputs, reader_processes, root
 from ..core.text import FOLDER, duration, is_folder
+from . import records as store
 from .config import PROFILES
 from .plan import jobs_of
-from dmlstudy.study.records import (
-    StaleRecord,
-    batch_file,
-    each_record,
-    load_record,
-    recorded,
-    recorded_keys,
-    run_folder,
-    save_record,
-)
 from .run import Run
 
 # %% ../../nbs/75_study.executor.ipynb #1759b126
@@ -59,13 +50,13 @@ def is_locked(file: Path) -> bool:
 def _note(run: Run, event: str, error: str | None = None) -> None:
     "Write a line in the journal of a run: begun, done or failed"
     who = {"pid": os.getpid(), "host": platform.node(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    with suppress(OSError), open(run_folder(run) / "journal.jsonl", "a", encoding="utf-8") as file:
+    with suppress(OSError), open(store.run_folder(run) / "journal.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps({"event": event, "error": error, **who}) + "\n")
 
 
 def history(run: Run | Path) -> list[dict]:  # event, error, pid, host, time; oldest first
     "The journal of a run, or of a run's folder"
-    file = (run_folder(run) if isinstance(run, Run) else run) / "journal.jsonl"
+    file = (store.run_folder(run) if isinstance(run, Run) else run) / "journal.jsonl"
     events = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         with suppress(json.JSONDecodeError):  # a line that a full disk cut off
@@ -79,12 +70,12 @@ class FailedRuns(RuntimeError):
 
 def _attempt(run: Run, **options) -> dict | None:
     "Read the record of a run, or train it; None: another process is training it"
-    if (record := load_record(run)) is not None:
+    if (record := store.load_record(run)) is not None:
         return record
-    run_folder(run).mkdir(parents=True, exist_ok=True)
+    store.run_folder(run).mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(run_folder(run) / "lock", timeout=0):
-            return load_record(run) or _train(run, **options)  # it may have been finished in between
+        with FileLock(store.run_folder(run) / "lock", timeout=0):
+            return store.load_record(run) or _train(run, **options)  # it may have been finished in between
     except Timeout:
         return None
 
@@ -93,17 +84,17 @@ def _train(run: Run, **options) -> dict:
     "Train a run whose lock is held, and save its record"
     from dmlstudy import train
 
-    folder = run_folder(run)
+    folder = store.run_folder(run)
     for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
         left.unlink(missing_ok=True)
     _note(run, "begun")
     try:
-        save_record(train.fit(run, **{"folder": folder, **options}))
+        store.save_record(train.fit(run, **{"folder": folder, **options}))
     except Exception as error:
         _note(run, "failed", explained(error))
         raise
     _note(run, "done")
-    return load_record(run)  # as it is kept
+    return store.load_record(run)  # as it is kept
 
 
 def explained(error: BaseException) -> str:  # kind and message, and whether the disk is full
@@ -265,13 +256,15 @@ def worker_folders() -> dict[str, str]:
 _alone = threading.Lock()  # a process trains one run at a time, though a cluster's worker may have more threads
 
 
-def _work(run: Run, folders: Mapping[str, str], extend: str | None, sharing: int | None) -> bool:
+def _work(run: Run, key: str, folders: Mapping[str, str], extend: str | None, sharing: int | None) -> bool:
     "In a worker: train a run, if it is not recorded. False: another process is training it"
     os.environ.update(folders)
     if extend:
         from dmlstudy.custom.losses import extend as read_methods
 
         read_methods(extend)
+    if run.key() != key:
+        raise FailedRuns(f"{run.method} is other code here than where the batch began: run the same command again")
     readers = 0 if current_process().daemon else reader_processes(sharing)  # a daemon may not have processes
     try:
         with _alone:
@@ -317,7 +310,7 @@ def run_batch(
         progress.say(f"{len(runs)} runs, {len(known)} of them recorded; {len(wanted)} to train")
     if not wanted:
         return failures
-    ask = lambda todo: [(run, worker_folders(), extend, None if executor else n) for run in todo]
+    ask = lambda todo: [(run, run.key(), worker_folders(), extend, None if executor else n) for run in todo]
     with progress.bar, Workers(n, executor) as pool:
         todo, named = sorted(wanted, key=seconds, reverse=True), set()
         while todo:
@@ -328,7 +321,7 @@ def run_batch(
                 failures += found + [progress.failure(run, _why_dead(run)) for run in again]
                 busy += others
             todo = _freed(busy, progress, named)
-    done, took = sum(map(recorded, wanted)), duration(time.perf_counter() - began)
+    done, took = sum(map(store.recorded, wanted)), duration(time.perf_counter() - began)
     progress.say(f"{done} of {len(wanted)} runs trained in {took}")
     return failures
 
@@ -338,9 +331,9 @@ def _look(runs: Iterable[Run]) -> tuple[dict[Run, dict], list[Failure]]:
     known, failures = {}, []
     for run in dict.fromkeys(runs):
         try:
-            if (record := load_record(run)) is not None:
+            if (record := store.load_record(run)) is not None:
                 known[run] = record
-        except StaleRecord as error:
+        except store.StaleRecord as error:
             failures.append(Failure(_name(run), explained(error), key=run.key()))
     return known, failures
 
@@ -377,7 +370,7 @@ def _why_dead(run: Run) -> str:
 
 def _freed(busy: list[Run], progress: "BatchProgress", named: set) -> list[Run]:
     "Wait until another process releases one of these runs"
-    while busy and all(is_locked(run_folder(run) / "lock") for run in busy):
+    while busy and all(is_locked(store.run_folder(run) / "lock") for run in busy):
         _say_waiting(busy, named, progress.say)
         progress.show()
         time.sleep(_POLL)
@@ -449,7 +442,7 @@ def each_known() -> Iterator[dict]:
     "Recorded runs, and what made them: a GPU where this machine has one, else a CPU"
     gpu = bool(_devices())
     here = lambda r: gpu != ((r.get("made") or {}).get("device") or "cpu").startswith("cpu")
-    found = (r for name in PROFILES if batch_file(name).is_file() for r in each_record(name, ["run", "made"]))
+    found = (r for p in PROFILES if store.batch_file(p).is_file() for r in store.each_record(p, ["run", "made"]))
     return filter(here, found)
 
 
@@ -475,7 +468,7 @@ def failure_table(failures: Sequence[Failure]) -> str:  # lines of text
 # %% ../../nbs/75_study.executor.ipynb #8330734b
 def batch_status(profile: str | None = None) -> dict[str, dict]:
     "Profile (None: all begun here) -> (experiment, data set) -> [runs, recorded, being trained, failed]"
-    out, known = {}, recorded_keys()
+    out, known = {}, store.recorded_keys()
     begun = known | {folder.name for folder in (outputs() / "runs").glob("*")}
     for name in [profile] if profile else PROFILES:
         rows, any_begun = {}, False
@@ -493,7 +486,7 @@ def batch_status(profile: str | None = None) -> dict[str, dict]:
 def state_of(key: str) -> str | None:  # recorded, training or failed; None: not begun
     "Return the state of a run from its key"
     folder = outputs() / "runs" / key
-    if recorded(key):
+    if store.recorded(key):
         return "recorded"
     if not (events := history(folder)):
         return None
@@ -537,8 +530,8 @@ def take_fresh(
         if not replace and old["made"].get("device") != record["made"].get("device"):
             other += 1
             continue
-        shutil.rmtree(run_folder(run), ignore_errors=True)
-        run_folder(run).parent.mkdir(parents=True, exist_ok=True)
-        (place / "runs" / run.key()).replace(run_folder(run))
+        shutil.rmtree(store.run_folder(run), ignore_errors=True)
+        store.run_folder(run).parent.mkdir(parents=True, exist_ok=True)
+        (place / "runs" / run.key()).replace(store.run_folder(run))
     shutil.rmtree(place, ignore_errors=True)
     return {"changed": changed, "other": other}

@@ -39,8 +39,8 @@ def runs_of(
     replicate: int = 0,  # draw of training classes, folds and seed
 ) -> list[Run]:  # each once
     "The runs an experiment needs"
-    lookup("experiment", experiment, EXPERIMENTS)
     p, chosen = lookup("profile", profile, PROFILES), methods or ()
+    said = lookup("experiment", experiment, EXPERIMENTS) | p.experiments.get(experiment, {})
     chosen = [m.strip() for m in chosen.split(";") if m.strip()] if isinstance(chosen, str) else [*chosen]
     if experiment == "search":
         found = search_runs(profile, dataset, seed, chosen, replicate or None)
@@ -49,7 +49,6 @@ def runs_of(
             raise ValueError(f"no search has chosen for {len(early)} rows: dmlstudy tune --profile {profile}")
         found = [run for run in planned(profile, tuned(p), dataset)["run"] if not chosen or run.method in chosen]
     else:
-        said = EXPERIMENTS[experiment] | p.experiments.get(experiment, {})
         rows = [*(said.get("methods") or methods_of(profile, dataset)), *said.get("more", {}).get(dataset, [])]
         rows = [m for m in chosen if m in rows or experiment == "objectives"] if chosen else rows
         settings = [{"replicate": replicate, **setting} for setting in settings_of(experiment, profile)]

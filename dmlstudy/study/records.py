@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT', 'shown', 'pack', 'unpack', 'packed', 'StaleRecord', 'DamagedRecords', 'run_folder', 'migrated', 'problem',
            'save_record', 'own_record', 'check_record', 'batch_file', 'custom_file', 'record_files', 'file_of',
-           'committed_records', 'committed_record', 'load_record', 'recorded', 'recorded_keys', 'merge_records',
+           'committed_records', 'committed_record', 'load_record', 'recorded', 'recorded_keys', 'held', 'merge_records',
            'write_batch', 'each_record', 'read_batch', 'drop_records', 'lean', 'versions']
 
 # %% ../../nbs/62_study.records.ipynb #b86a4d5e
@@ -149,6 +149,8 @@ def own_record(run: Run | Path) -> dict | None:
     except OSError:
         return None
     record, why = _read(text)
+    if why and why.startswith("it has format"):
+        raise StaleRecord(f"{file}: {why}; it stays where it is")
     if why:
         aside = file.with_name("record.damaged.json")
         with suppress(OSError):
@@ -257,7 +259,7 @@ def recorded_keys() -> set[str]:
 
 # %% ../../nbs/62_study.records.ipynb #6b44725d
 @contextmanager
-def _held(file: Path, out: Callable[[str], None]) -> Iterator[None]:
+def held(file: Path, out: Callable[[str], None]) -> Iterator[None]:
     "Hold the lock of a file; a wait is said"
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file.with_name(f".{file.name}.lock"))
@@ -271,7 +273,7 @@ def _held(file: Path, out: Callable[[str], None]) -> Iterator[None]:
     finally:
         lock.release()
 
-
+# %% ../../nbs/62_study.records.ipynb #6b44725x
 def _keep_aside(file: Path, lines: Sequence[bytes]) -> str:  # its name
     "Keep lines in a file of their own, beside the one they leave"
     text = b"".join(line + b"\n" for line in lines)
@@ -287,11 +289,12 @@ def merge_records(
     new = {record["key"]: packed(record) for record in records}
     if not new and not file.is_file():
         return
-    with _held(file, out):
+    said = lambda record: json.dumps({**record, "made": 0}, sort_keys=True)  # as text a NaN is equal
+    with held(file, out):
         kept, aside, known = {}, [], _known(file) if file.is_file() else {}
         for key, (number, line) in known.items():
             record, other = _record(file, number, line), new.get(key)
-            if other and {**record, "made": 0} != {**other, "made": 0}:
+            if other and said(record) != said(other):
                 aside.append(line)
             else:
                 new.pop(key, None)
@@ -324,7 +327,7 @@ def each_record(
             raise _damaged(file, number, f"there is no method {record['run']['method']!r}")
         yield {"key": record["key"], **{name: record[name] for name in parts}} if parts else record
 
-
+# %% ../../nbs/62_study.records.ipynb #97b8574x
 def read_batch(profile: str) -> list[dict]:  # in the order of the file, which is that of the keys
     "The records of a profile"
     return [*each_record(profile)]
@@ -336,7 +339,7 @@ def drop_records(
 ) -> None:
     "Take records out of all files, and keep a copy of each aside"
     for file in record_files():
-        with _held(file, out):
+        with held(file, out):
             known = _known(file)
             if gone := [known[key][1] for key in keys if key in known]:
                 out(f"{file}: {len(gone)} lines are set aside in {_keep_aside(file, gone)}")

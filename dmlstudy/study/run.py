@@ -94,7 +94,7 @@ class Run(_Setup):
         lr: learning rate of the backbone
         head_lr_factor: learning rate of the head over that of the backbone
         loss_lr: learning rate of the loss's own parameters (betas, proxies); None: the loss's own
-        weight_decay: coupled decay of the network's weights, none on the loss's parameters
+        weight_decay: of the network's weights, coupled but for adamw; none on the loss's parameters
         decay_bn: the decay acts on the affine part of batch normalisation too
         steps: optimiser steps
         lr_decay: factor on all learning rates at each milestone; with cosine, in the end
@@ -115,7 +115,7 @@ class Run(_Setup):
     lr: float = 6e-4  # learning rate of the backbone
     head_lr_factor: float = 1.0  # learning rate of the head over that of the backbone
     loss_lr: float | None = None  # learning rate of the loss's own parameters (betas, proxies); None: the loss's own
-    weight_decay: float = 4e-4  # coupled decay of the network's weights, none on the loss's parameters
+    weight_decay: float = 4e-4  # of the network's weights, coupled but for adamw; none on the loss's parameters
     decay_bn: bool = True  # the decay acts on the affine part of batch normalisation too
     steps: int = 2000  # optimiser steps
     lr_decay: float = 1.0  # factor on all learning rates at each milestone; with cosine, in the end
@@ -140,7 +140,7 @@ class Run(_Setup):
 
     def changed(self) -> dict:  # field name -> value
         "The fields that differ from their defaults"
-        usual = vars(Run()) | {"seed": self.replicate}
+        usual = _USUAL | {"seed": self.replicate}
         return {name: v for name, v in vars(self).items() if v != usual[name]}
 
     def recipe(self) -> dict:  # as from `Method.recipe`, and the sampler
@@ -153,6 +153,7 @@ class Run(_Setup):
         return parts | {"sampler": {"name": self.sampler, **DEFAULTS["sampler"].get(self.sampler, {})}}
 
 # %% ../../nbs/61_study.run.ipynb #5b014f15
+_USUAL = vars(Run())  # the defaults
 _TYPES = {name: typing.get_args(t) or (t,) for name, t in typing.get_type_hints(Run).items()}
 
 

@@ -92,7 +92,7 @@ def search_runs(
 ) -> list[Run]:
     "The trials of methods of a profile on one data set, on the classes of the split or of that replicate"
     at = PROFILES[profile].searches[0] if replicate is None else replicate
-    said = {"measure": "validation", "replicate": at, "train_classes": None}
+    said = {"measure": "validation", "replicate": at, "train_classes": None, "chosen": False}
     own = lambda method: PROFILES[profile].search.get("fields", {}).get(METHODS[method].protocol, {})
     return [
         run_of(profile, dataset, **{"method": method, **one, **own(method)}, seed=seed, fold=fold, **said)
@@ -103,6 +103,12 @@ def search_runs(
 
 # %% ../../nbs/66_study.search.ipynb #e2143575
 _SEARCHED = ("lr", "p_switch", "eta")
+_APART = ("samples_per_class", "loss_lr", "loss_args", "replicate")  # what else tells trials in boxes apart
+
+
+def _as_trained(record: Mapping) -> dict:
+    "A trial with the curve in which the rule `last` reads its step: trials are lean"
+    return {**record, "curves": {"train": record["curves"]["validation"], **record["curves"]}}
 
 
 def scores(
@@ -110,10 +116,11 @@ def scores(
     rule: str = "validation",  # one of SELECTIONS
 ) -> pd.DataFrame:  # dataset, method, lr, p_switch, eta, score (mean over folds), folds; in the order of the records
     "Return the scores of the trials of a search on validation classes"
-    by = ["dataset", "method", *_SEARCHED]
-    rows = [{name: r["run"][name] for name in by} | {"score": search_score(selected(r, rule))} for r in records]
+    by = ["dataset", "method", *_SEARCHED, *_APART]
+    score = lambda trial: {"score": search_score(selected(trial, rule))}
+    rows = [{name: r["run"].get(name) for name in by} | score(r) for r in map(_as_trained, records)]
     groups = pd.DataFrame(rows, columns=[*by, "score"]).groupby(by, sort=False, dropna=False)["score"]
-    return groups.agg(score="mean", folds="count").reset_index()
+    return groups.agg(score="mean", folds="count").reset_index().drop(columns=[*_APART])
 
 # %% ../../nbs/66_study.search.ipynb #d221f0c9
 def choose(
@@ -135,8 +142,7 @@ def choose_in_boxes(
     methods: Sequence[str] = (),  # empty: all of the profile
 ) -> pd.DataFrame:  # dataset, method, fields of a run, best (trial's score), fitted (its variance), edges, replicate
     "Return the choice of a search in boxes for each method with all its trials"
-    trained = lambda curves: {"train": curves["validation"], **curves}  # `last` reads its step there; trials are lean
-    by_key = {record["key"]: {**record, "curves": trained(record["curves"])} for record in records}
+    by_key = {record["key"]: _as_trained(record) for record in records}
     p, rows = PROFILES[profile], []
     groups = [p.searches] if p.search.get("pooled") else [[at] for at in p.searches]
     for dataset, method, draws in product(p.datasets, methods or p.methods, groups):
@@ -175,11 +181,12 @@ def unsearched(
     profile: str,  # name in PROFILES
     dataset: str,  # name in DATASETS
     methods: Iterable[str],  # names in METHODS
+    replicate: int | None = None,  # where each replicate has a search of its own; None: the first
 ) -> list[str]:  # those that must not be trained yet
     "Rows whose search in boxes has not been made: their defaults would pass for what it chose"
     p = PROFILES[profile]
     boxed = [m for m in methods if METHODS[m].loss and METHODS[m].source is None and "trials" in (p.search or {})]
-    return [m for m in boxed if not chosen_for(p, dataset, m, p.replicates[0])]
+    return [m for m in boxed if not chosen_for(p, dataset, m, p.replicates[0] if replicate is None else replicate)]
 
 # %% ../../nbs/66_study.search.ipynb #bd03d847
 @functools.lru_cache(maxsize=64)

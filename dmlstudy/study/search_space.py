@@ -25,8 +25,8 @@ def box_of(
     box = {"lr": (*search["lr"], True), **axes}
     if row.miner == "rho_distance":
         box["p_switch"] = (*search["p_switch"], False)
-    if row.regularizer:
-        box["eta"] = (*search["eta"][row.regularizer], True)
+    if ends := search["eta"].get(row.regularizer):  # else its weight is its own
+        box["eta"] = (*ends, True)
     wider = [search.get("axes", {}).get(part, {}) for part in (row.loss, row.regularizer)]
     return box | {axis: (*ends, lookup("axis", axis, box)[2]) for said in wider for axis, ends in said.items()}
 
@@ -79,7 +79,7 @@ def run_fields(
         fields["loss_lr"] = float(f"{own.pop('loss_lr', 100) * fields['lr']:.3g}")
     if own:
         whole = {name: round(v) if type(usual[name]) is int else v for name, v in own.items()}
-        fields["loss_args"] = "; ".join(f"{name}={v:g}" for name, v in whole.items())
+        fields["loss_args"] = "; ".join(f"{name}={v:{'d' if type(v) is int else 'g'}}" for name, v in whole.items())
     return fields
 
 # %% ../../nbs/64_study.search_space.ipynb #38e0e701

@@ -227,10 +227,11 @@ class Checkpoint:
             try:
                 weights = partial(torch.save, state.network.model.state_dict())
                 write_atomically(state.folder / "weights.pt", weights)
-                for left in (self.file, state.folder / BROKEN):
-                    left.unlink(missing_ok=True)
             except OSError as lost:
                 warnings.warn(f"{lost}. The record is whole, the weights are not kept", stacklevel=2)
+            with suppress(OSError):  # of a disk for reading only
+                for left in (self.file, state.folder / BROKEN):
+                    left.unlink(missing_ok=True)
 
 # %% ../../nbs/74_train.ipynb #0cebf6f1
 class Progress:

@@ -123,8 +123,8 @@ def make_objective(
         made, mined = row.make(n_classes, dim, seed, **loss)
     else:
         own = {"seed": seed} if "seed" in inspect.signature(LOSSES[name]).parameters else {}
-        made = make_loss(name, n_classes=n_classes, dim=dim, variant=run.variant, **loss, **own)
-        mined = make_miner(miner.pop("name"), **miner) if miner else None
+        made, mined = make_loss(name, n_classes=n_classes, dim=dim, variant=run.variant, **loss, **own), None
+    mined = make_miner(miner.pop("name"), **miner) if miner else mined  # as the recipe says
     if parts := row.around.get("matryoshka"):
         made = matryoshka(made, [dim // part for part in parts])
     if memory := row.around.get("memory"):

@@ -255,9 +255,9 @@ def resolve(
 # %% ../../nbs/73_train.state.ipynb #11a18edf
 def material(
     state: State,
-) -> dict[str, int | str]:  # images of each split, a hash of their files' names and states, one of the weight file
+) -> dict[str, int | str]:  # key of the run, images of each split, hashes of their files' states and of the weights
     "Return the material of a run"
-    held = {part: len(labels) for part, labels in state.feed.labels.items()}
+    held = {"run": state.run.key(), **{part: len(labels) for part, labels in state.feed.labels.items()}}
     for part, split in getattr(state.feed, "splits", {}).items():
         if isinstance(split.images, Files):
             listed = "\n".join(f"{name}\0{_state(split.images.folder / name)}" for name in split.images.paths)

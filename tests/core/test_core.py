@@ -14,7 +14,7 @@ import torch
 from grids import each
 
 from dmlstudy.core.checks import hyperparameters_of, lookup
-from dmlstudy.core.paths import root, write_atomically
+from dmlstudy.core.paths import cache_dir, outputs, root, write_atomically
 from dmlstudy.core.random import generator
 from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.miners import MINERS, make_miner
@@ -122,6 +122,14 @@ def test_root_is_what_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.delenv("DMLSTUDY_ROOT")
     monkeypatch.chdir(tmp_path)
     assert root() == tmp_path
+
+
+def test_folders_of_the_environment_may_be_empty_or_begin_at_home(tmp_path, monkeypatch):
+    """As in a file of variables, where no shell expands ~."""
+    monkeypatch.delenv("DMLSTUDY_CACHE", raising=False)
+    for name, value in {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "DMLSTUDY_OUTPUTS": "~/study"}.items():
+        monkeypatch.setenv(name, value)
+    assert (cache_dir(), outputs()) == (tmp_path / ".cache/dmlstudy", tmp_path / "study")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

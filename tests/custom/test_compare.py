@@ -148,3 +148,10 @@ def test_what_is_searched_for_a_loss_of_ones_own():
     assert [n_trials(name) for name in ("omniglot_pooled", "omniglot_wider", "omniglot_objectives")] == [200, 20, 40]
     assert n_trials("omniglot_defaults") == 0, "its search has no file of choices"
     assert _trial_jobs(["Softmax"], ["folder:/somewhere"], "photos") == []
+
+
+def test_the_sentence_counts_the_replicates_that_its_numbers_are_of():
+    """Seven of twenty: the look after five."""
+    table = comparison.standing(["CrossEntropy"], ["omniglot_few"], range(20, 27), comparison.RACE, others=())
+    said, row = comparison.verdicts(table)[0], table.set_index("method").loc["CrossEntropy"]
+    assert "against Contrastive (D)" in said and said.endswith("(replicates: 5).") and row["seeds"] == 7

@@ -1,5 +1,6 @@
 """Embeddings of any origin: files in, every metric with an interval out."""
 
+import io
 import itertools
 import re
 from types import SimpleNamespace
@@ -42,6 +43,14 @@ def test_every_metric_has_its_value_and_interval(files, capsys):
     assert table["high"].sub(table["low"]).drop(["recall@8"]).gt(0).all()
 
 
+def packed():
+    """A compressed archive of arrays with a wrong byte that no decompression takes."""
+    np.savez_compressed(memory := io.BytesIO(), embeddings=np.random.default_rng(0).normal(size=(50, 8)))
+    content = bytearray(memory.getvalue())
+    content[80] ^= 0xFF
+    return bytes(content)
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -56,6 +65,7 @@ def test_every_metric_has_its_value_and_interval(files, capsys):
         ),
         (lambda d: (d / "f.npy").write_bytes(b"PK\x03\x04 and no more"), "is damaged, or holds other things"),
         (lambda d: (d / "f.npy").write_bytes((d / "f.npy").read_bytes()[:200]), "is damaged, or holds other things"),
+        (lambda d: (d / "f.npy").write_bytes(packed()), "f.npy is damaged, or holds other things"),
         (lambda d: (d / "f.npy").write_bytes(HUGE), "is damaged, or too large for this memory"),
         (lambda d: (d / "f.npy").unlink(), "No such file"),
         (lambda d: np.save(d / "f.npy", np.full((120, 8), np.nan)), "hold NaN or infinity"),
@@ -133,6 +143,13 @@ def test_numbering_is_no_dimension_unless_it_is_named(files, capsys):
     table[["label"]].assign(number=range(120)).to_csv(files / "none.csv", index=False)
     assert cli.main(["evaluate", str(files / "none.csv")]) == 2
     assert "number look like names or numbering; --columns takes them" in capsys.readouterr().err
+
+
+def test_words_that_end_as_id_does_are_no_numbering():
+    dimensions = ["humid", "acid", "GRID", "centroid", "length"]
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(9, 5)), columns=dimensions)
+    table = table.assign(photoID=table["humid"], place_id=table["acid"], imageId=1.5, ID=0.5)
+    assert embeddings.vector_columns(table, []) == (dimensions, ["photoID", "place_id", "imageId", "ID"])
 
 
 def test_swapped_files_get_one_sentence(files, capsys):
@@ -235,6 +252,13 @@ def test_the_time_of_a_gallery_of_other_classes_is_estimated_from_the_queries_cl
     f, gallery = (rng.normal(size=(n, 4)).astype(np.float32) for n in (100, 4000))
     of = f, np.arange(100) // 10, ["recall@1"], gallery, np.arange(4000) - 5
     assert embeddings.seconds_ahead(*of, rounds=1, some=40) > 0
+
+
+def test_the_time_of_a_gallery_without_the_first_classes_of_the_queries_is_estimated():
+    rng = np.random.default_rng(0)
+    f, gallery = (rng.normal(size=(n, 4)).astype(np.float32) for n in (60, 400))
+    of = f, np.arange(60) // 10, ["recall@1"], gallery, 2 + np.arange(400) % 4
+    assert embeddings.seconds_ahead(*of, rounds=1, some=100) > 0
 
 
 def test_queries_of_few_classes_have_no_interval(files):

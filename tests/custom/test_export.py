@@ -1,7 +1,9 @@
 """The best model of a ranking on images of one's own: kept, read again, and asked for the nearest images."""
 
 import hashlib
+import io
 import json
+import os
 import sys
 
 import faiss
@@ -14,7 +16,7 @@ from tiers import short_photos
 
 from dmlstudy import cli
 from dmlstudy.custom import cross_validation
-from dmlstudy.custom.export import Kept, _write_gallery, find, load
+from dmlstudy.custom.export import Kept, _write_gallery, draw_found, find, load
 from dmlstudy.data.images import Files
 from dmlstudy.study.config import PROFILES
 
@@ -52,6 +54,76 @@ def test_a_gallery_has_length_1_and_a_picture_does_not_find_itself(tmp_path):
     _write_gallery(tmp_path, 3 * f, ["a"] * 6, Files(tmp_path, names), True)
     np.testing.assert_allclose(np.load(tmp_path / "embeddings.npy"), f, atol=1e-6)
     assert {*find(kept, [tmp_path / "0.png"], 5)["image"]} == {*names[1:]}
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Eight pictures of noise."""
+    rng, names = np.random.default_rng(0), [f"{i}.png" for i in range(8)]
+    for name in names:
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(tmp_path / name)
+    return [tmp_path / name for name in names]
+
+
+def kept_of(folder, scale=1.0, normalize=True):
+    """A model of a layer that was never trained."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 64)).requires_grad_(False)
+    network[1].weight.mul_(scale), network[1].bias.mul_(scale)
+    pixels = lambda picture, rng: torch.from_numpy(np.array(picture)).float().div(255)
+    return Kept(folder, {"dim": 64, "normalize": normalize, "images": str(folder)}, network, pixels)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_picture_does_not_find_itself_at_any_length_of_embeddings(pictures, tmp_path, scale):
+    """The gallery was embedded elsewhere, so that a picture lies a little beside itself."""
+    kept = kept_of(tmp_path, scale, normalize=False)
+    f = kept.embed(pictures)
+    f = f * (1 + 1e-4 * np.random.default_rng(0).standard_normal(f.shape)).astype(np.float32)
+    _write_gallery(tmp_path, f, ["a"] * 8, Files(tmp_path, [file.name for file in pictures]), False)
+    found = find(kept, pictures, 3)
+    assert len(found) == 24 and not (found["query"].map(os.path.basename) == found["image"]).any()
+
+
+def test_an_index_that_is_older_than_the_embeddings_is_not_used(tmp_path):
+    """Embeddings of another network where faiss is not installed, or some that were appended by hand."""
+    kept, f, names = Kept(tmp_path, {"dim": 6, "normalize": True}, None, None), np.eye(6, dtype=np.float32), "abcdef"
+    _write_gallery(tmp_path, f[:5], ["a"] * 5, Files(tmp_path, [*names[:5]]), True)
+    for file in tmp_path.iterdir():
+        os.utime(file, (1e9, 1e9))
+    assert kept.nearest(f[:1], 1)[1].tolist() == [[0]]
+    np.save(tmp_path / "embeddings.npy", f[::-1])
+    (tmp_path / "names.txt").write_text("".join(f"{name}\ta\n" for name in names))
+    assert kept.nearest(f, 1)[1][:, 0].tolist() == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_picture_of_pillow_that_is_cut_off_is_named(pictures, tmp_path):
+    good = Image.open(pictures[0]).convert("RGB").resize((64, 64))
+    good.save(memory := io.BytesIO(), "JPEG")
+    cut = Image.open(io.BytesIO(memory.getvalue()[: len(memory.getvalue()) // 2]))
+    with pytest.warns(UserWarning, match="truncated"):
+        f = kept_of(tmp_path).embed([Image.open(pictures[0]), cut, Image.open(pictures[1])])
+    assert np.isfinite(f).all(1).tolist() == [True, False, True]
+
+
+def test_a_picture_that_is_asked_for_twice_is_drawn_twice(pictures, tmp_path):
+    kept = kept_of(tmp_path)
+    _write_gallery(tmp_path, kept.embed(pictures), ["a"] * 8, Files(tmp_path, [f.name for f in pictures]), True)
+    assert len(draw_found(kept, find(kept, [pictures[0]] * 2, 2)).axes) == 8
+    with pytest.raises(ValueError, match="nothing was found that could be drawn"):
+        draw_found(kept, find(kept, pictures[:1], 0))
+
+
+def test_galleries_take_tensors_that_numpy_cannot_read():
+    """As of a GPU; here their sign is kept apart."""
+    from dmlstudy.custom.galleries import gallery, map_2d, worst_classes
+
+    far = lambda x: torch._neg_view(-torch.tensor(x))
+    found, labels, f = far([[1], [0], [3], [2]]), far([0, 0, 1, 1]), torch.randn(4, 3)
+    with pytest.raises(RuntimeError, match="negative bit"):
+        np.asarray(labels)
+    assert gallery([np.full((4, 4, 3), 60 * i, np.uint8) for i in range(4)], found, labels)
+    assert map_2d(f, labels) and len(worst_classes(f, labels))
 
 
 def test_many_copies_of_a_picture_hide_none_of_the_others(tmp_path):

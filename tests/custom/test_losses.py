@@ -1,7 +1,9 @@
 """A loss of one's own, from a file and from a notebook: trained like the others, set beside them, or refused."""
 
+import functools
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +16,16 @@ from scipy import stats
 from dmlstudy import cli, compare
 from dmlstudy.custom import compare as comparison
 from dmlstudy.custom import losses as own
+from dmlstudy.losses import LOSSES, make_loss
 from dmlstudy.stats.decisions import verdict
 from dmlstudy.study import config
-from dmlstudy.study.executor import record_for
+from dmlstudy.study.executor import FailedRuns, _work, record_for
 from dmlstudy.study.methods import METHODS
-from dmlstudy.study.records import load_record
+from dmlstudy.study.records import held, load_record
 from dmlstudy.study.run import make_run
-from dmlstudy.study.search import trials
+from dmlstudy.study.search import search_runs, trials
 from dmlstudy.study.selection import selected
+from dmlstudy.train.objective import make_objective
 
 ROOT = Path(__file__).resolve().parents[2]
 METHOD = """
@@ -192,6 +196,7 @@ def test_a_file_races_unless_a_profile_or_other_data_are_named(tmp_path, capsys,
         ({"reach": (1.5, 2.0)}, "'reach' must be an argument with a default from 1.5 to 2.0"),
         ({"range": (0.2, 2.0)}, "'range' must be an argument"),
         ({"reach": (2.0, 0.2)}, "give the lower end first"),
+        ({"eta": (0.1, 10.0)}, "eta is a field of a run; give the argument another name"),
     ],
 )
 def test_axes_that_cannot_be_searched(tmp_path, axes, said):
@@ -315,3 +320,141 @@ def test_a_changed_helper_is_another_loss(tmp_path):
         assert own.extend(file) == ["Helped"]
         keys.append(make_run(method="Helped").key())
     assert keys[0] == keys[2] != keys[1]
+
+
+class Far(torch.nn.Module):
+    """A loss with settings, and a count of its own."""
+
+    def __init__(self, reach=1.0):
+        super().__init__()
+        self.reach, self.seen, self.full, self.names = reach, 0, False, []
+
+    def forward(self, f, labels):
+        self.seen, self.full = self.seen + 1, True
+        return (self.reach - torch.cdist(f, f)[labels[:, None] != labels]).relu().mean()
+
+    def __len__(self):  # nothing at first, as a queue
+        return len(self.names)
+
+
+class Near(Far):
+    def forward(self, f, labels):
+        return -super().forward(f, labels)
+
+
+OF_A_FILE = """
+import torch
+class Mine(torch.nn.Module):
+    def forward(self, f, labels):
+        return {} * f.norm()
+"""
+RACE = ("omniglot_objectives", "omniglot_few")
+
+
+def test_the_miner_has_what_the_run_says():
+    """It was made at its defaults; the search set its p_switch, and nothing changed."""
+    run = make_run(method=own.register(own.Own(make_loss("triplet"), miner="rho_distance", name="Mine")), p_switch=0.55)
+    assert make_objective(METHODS["Mine"], run, 10).miner.p_switch == run.recipe()["miner"]["p_switch"] == 0.55
+
+
+def test_a_loss_named_as_one_of_the_library_has_its_own_settings():
+    class snr(torch.nn.Module):
+        def __init__(self, lam=7.0, margin=9.0):
+            super().__init__()
+            self.lam, self.margin = lam, margin
+
+    run = make_run(method=own.register(own.Own(snr)))
+    made = make_objective(METHODS["snr"], run, 5).loss.module
+    assert (made.lam, made.margin) == (7.0, 9.0) and {"lam", "margin"}.isdisjoint(run.recipe()["loss"])
+
+
+def test_what_one_search_chose_is_not_left_in_the_next():
+    """Of other axes: neither in its trials, nor in what it keeps."""
+    keep = lambda **fields: config.keep_choice(config.PROFILES[RACE[0]], {RACE[1]: {"Far": {"lr": 1e-3} | fields}})
+    own.register(own.Own(Far, axes={"reach": (0.2, 2.0), "samples_per_class": (2, 8)}))
+    keep(loss_args="reach=1.5", samples_per_class=8)
+    assert config.run_of(*RACE, "Far").samples_per_class == 8
+    own.register(own.Own(Far, axes={"reach": (0.2, 2.0)}))
+    assert {run.samples_per_class for run in search_runs(*RACE, None, ["Far"])} == {2}
+    keep(loss_args="reach=0.5")
+    assert config.chosen_for(config.PROFILES[RACE[0]], RACE[1], "Far") == {"lr": 1e-3, "loss_args": "reach=0.5"}
+
+
+def test_a_choice_waits_until_another_process_has_kept_its_own(tmp_path):
+    own.register(Far)
+    profile, file = config.PROFILES["glyphs"], tmp_path / "outputs/custom/tuned_glyphs.json"
+    keep = threading.Thread(target=config.keep_choice, args=(profile, {"glyphs_fine": {"Far": {"lr": 1e-3}}}))
+    with held(file, print):
+        keep.start()
+        keep.join(0.3)
+        assert keep.is_alive() and not file.exists()
+        file.write_text('{"glyphs_fine": {"Other 0123": {"lr": 1.0}}}')
+    keep.join()
+    assert len(json.loads(file.read_text())["glyphs_fine"]) == 2
+
+
+def test_a_loss_that_was_edited_since_its_batch_began_is_not_trained(tmp_path):
+    """It was, under another key, and the batch told of no failure."""
+    (file := tmp_path / "mine.py").write_text(OF_A_FILE.format(1.0))
+    run = make_run(method=own.extend(file)[0])
+    key = run.key()
+    file.write_text(OF_A_FILE.format(2.0))
+    with pytest.raises(FailedRuns, match="Mine is other code here than where the batch began"):
+        _work(run, key, {}, str(file), None)
+    assert not (tmp_path / "outputs/runs").exists()
+
+
+def test_of_two_files_with_one_name_the_last_that_was_read_has_it(tmp_path):
+    """Also where it was read before."""
+    values = []
+    for part, scale in (("a", 1.0), ("b", 100.0), ("a", 1.0)):
+        (file := tmp_path / f"{part}.py").write_text(OF_A_FILE.format(scale))
+        assert own.extend(file) == ["Mine"]
+        values.append(float(METHODS["Mine"].make(2, 4)[0](torch.ones(4, 4), torch.arange(4) // 2)))
+    assert values == [4.0, 400.0, 4.0]
+
+
+def test_a_checkpoint_of_another_loss_is_not_gone_on_with(tmp_path):
+    """The loss was edited after the run had been stopped, and its folder is the same."""
+    from dmlstudy.train.state import material, resume, save_checkpoint
+    from tests.train.test_train import at_start
+
+    own.register(Far(), "Mine")
+    file, few = tmp_path / "checkpoint.pt", {"measure": "validation", "train_classes": 6, "batch_size": 12}
+    state = at_start(method="Mine", **few)
+    save_checkpoint(file, state, material(state))
+    assert resume(file, state, material(state))
+    own.register(Near(), "Mine")
+    assert not resume(file, state, material(state))
+
+
+def test_what_a_loss_counts_goes_on_after_a_stop():
+    (first, _), (again, _) = (own.Own(Far()).parts(5, 8) for _ in range(2))
+    for _ in range(3):
+        first(torch.rand(6, 8), torch.arange(6) // 2)
+    again.load_state_dict(first.state_dict())
+    assert (again.calls, again.module.seen, again.module.full) == (3, 3, True)
+
+
+def test_a_loss_that_draws_its_weights_by_a_seed_has_that_of_the_run():
+    one, other, same = (own.Own(LOSSES["proxy_anchor"]).parts(10, 4, seed)[0].state_dict() for seed in (1, 2, 1))
+    assert all((one[name] == same[name]).all() for name in one)
+    assert any((one[name] != other[name]).any() for name in one)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32, torch.tensor, lambda value: np.full(3, value)])
+def test_losses_with_other_settings_are_told_apart(kind):
+    two, three, again = (own.fingerprint(Far(kind(value))) for value in (2, 3, 2))
+    assert two == again != three
+
+
+def test_a_loss_of_which_some_arguments_are_set_has_the_name_of_its_class():
+    assert own.register(functools.partial(Far, reach=0.3)) == "Far"
+    assert METHODS["Far"].make(5, 8)[0].module.reach == 0.3
+
+
+def test_a_file_goes_without_leaving_images_out(tmp_path, capsys):
+    """Its trials and its comparison ask for whole data sets: what was trained without some was looked for in vain."""
+    (file := tmp_path / "mine.py").write_text(OF_A_FILE.format(1.0))
+    assert cli.main(["run", "--profile", "drill", "--extend", str(file), "--no-strict-data", "--dry-run"]) == 2
+    assert "--extend and folders of images go without --fresh, --no-strict-data" in capsys.readouterr().err

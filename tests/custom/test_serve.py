@@ -3,8 +3,12 @@
 import base64
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,6 +83,23 @@ def test_the_page_of_a_model_reads_it(model, monkeypatch):
     there = {}
     exec(lines.replace("this folder", ".").replace("photo.jpg", "5.png"), there)
     assert there["points"].shape == (1, 16) and there["lines"][0, 0] == 5 and there["distances"][0, 0] < 1e-3
+
+
+def test_a_browser_that_goes_away_prints_nothing(capsys):
+    """A tab that is closed, or loaded again, resets its connection."""
+    from dmlstudy.custom.serve import serve
+
+    model = SimpleNamespace(card={"verification": None, "images": "nowhere", "method": "x"}, names=lambda: [["a", "b"]])
+    with serve(model, 0) as server:
+        port, ended, real = server.server_address[1], threading.Event(), server.shutdown_request
+        server.shutdown_request = lambda request: (real(request), ended.set())
+        with socket.create_connection(("127.0.0.1", port)) as talk:
+            server.handle_request()
+            talk.sendall(f"GET /about HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            assert talk.recv(4096).startswith(b"HTTP/1.1 200")
+            talk.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert ended.wait(60)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_command_says_what_is_missing(model, capsys):

@@ -9,7 +9,8 @@ from miniatures import build, own_cache  # noqa: F401, the fixture is used by al
 from PIL import Image
 
 from dmlstudy.custom.galleries import gallery
-from dmlstudy.data.formats import load_images, read_images
+from dmlstudy.data import prepare as module
+from dmlstudy.data.formats import load_images, locate, read_images
 from dmlstudy.data.prepare import prepare
 from dmlstudy.study.config import PROFILES
 
@@ -31,6 +32,21 @@ def test_crops_are_made_from_every_official_layout(tmp_path, layout, images):
     assert data.train.labels.tolist() == whole.train.labels.tolist(), "the official classes, in their order"
     assert {data.train.images[i].size for i in range(len(data.train))} == {(128, 128)}
     assert "files" not in prepare("cars196_crops", tmp_path), "crops that are there are not made again"
+
+
+def test_crops_that_were_stopped_are_begun_again(tmp_path, monkeypatch):
+    build("cars196", "official list", tmp_path)
+    seen, read = [], module.open_image
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "open_image", lambda path: read(path) if seen.append(path) or len(seen) < 6 else stop())
+        prepare("cars196_crops", tmp_path)
+    assert len(seen) == 6 and not locate("cars196_crops", tmp_path)
+    assert prepare("cars196_crops", tmp_path)["files"] == 12
+    assert len([*tmp_path.rglob("*crops/*/*.jpg")]) == 12 and locate("cars196_crops", tmp_path)
+
+
+def stop():
+    raise KeyboardInterrupt
 
 
 def test_class_folders_have_no_boxes(tmp_path):

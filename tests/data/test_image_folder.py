@@ -1,5 +1,6 @@
 """Images of one's own, from an empty folder: mixed sizes and modes, one broken, one class of one."""
 
+import io
 import os
 import re
 import shutil
@@ -16,7 +17,16 @@ from tiers import sample, short_photos
 
 from dmlstudy import cli
 from dmlstudy.data import make_data
-from dmlstudy.data.image_folder import _look, _twins, folder_rows, folder_summary, load_folder, resolve_folder
+from dmlstudy.data.image_folder import (
+    _SAME,
+    _alike,
+    _look,
+    _twins,
+    folder_rows,
+    folder_summary,
+    load_folder,
+    resolve_folder,
+)
 from dmlstudy.data.images import open_image
 from dmlstudy.study.config import PROFILES
 
@@ -230,6 +240,12 @@ def test_the_same_picture_at_another_size_or_quality_is_a_twin(tmp_path):
     assert sorted(_twins(data)) == [("0/0.png", "5/small.png"), ("0/1.png", "6/poor.jpg")]
 
 
+def test_pale_pictures_of_little_contrast_are_the_same_as_themselves():
+    pixels = np.random.default_rng(0).integers(253, 256, (50, 768)).astype(np.float16)
+    first, second = _alike(pixels, pixels, _SAME)
+    assert first.tolist() == second.tolist() == [*range(50)]
+
+
 def test_a_burst_is_found_by_the_camera_s_clock(tmp_path):
     rng, start = np.random.default_rng(2), datetime(2024, 5, 1, 12, 0)
     for c in range(10):
@@ -249,6 +265,14 @@ def test_a_clock_that_was_never_set_says_nothing(tmp_path, taken):
     exif.get_ifd(0x8769)[36867] = taken
     image.save(tmp_path / "a.jpg", exif=exif)
     assert np.isnan(_look(tmp_path / "a.jpg")[1])
+
+
+@pytest.mark.parametrize("end", ["jpg", "png"])
+def test_a_damaged_note_of_the_camera_says_nothing(tmp_path, end):
+    image = noise(np.random.default_rng(0), "RGB")
+    image.save(tmp_path / f"a.{end}", exif=b"Exif\0\0no TIFF at all, but text", dpi=(72, 72))
+    thumbnail, seconds = _look(tmp_path / f"a.{end}")
+    assert thumbnail.shape == (768,) and np.isnan(seconds)
 
 
 def test_what_lies_elsewhere_than_images_of_a_class_is_named(photos):
@@ -324,6 +348,15 @@ def test_names_that_are_not_utf_8_and_pictures_in_lab_end_nothing(tmp_path, caps
     assert os.fsdecode(b"3/caf\xe9.png") in data.whole.images.paths
     assert cli.main(["run", "--datasets", f"folder:{tmp_path / 'own'}", "--dry-run", "--jobs", "0"]) == 0
     assert "10 classes, 3" in capsys.readouterr().out
+
+
+def test_a_name_that_is_not_utf_8_is_printed_as_it_is(photos, monkeypatch):
+    """A note among the images that an old program wrote, named in a terminal that takes nothing but UTF-8."""
+    open(os.fsencode(photos / "photos/colour 3") + b"/caf\xe9.txt", "w").close()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    assert cli.main(["run", "--datasets", f"folder:{photos / 'photos'}", "--dry-run", "--jobs", "0"]) == 0
+    sys.stdout.flush()
+    assert b"caf\xe9.txt" in sys.stdout.buffer.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,15 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     assert distance(saved(tmp_path, stored, ".png", exif=exif), PICTURE) == 0
 
 
+@pytest.mark.parametrize("note", [b"no TIFF at all, but text", b"II*\0\x08"], ids=["no header", "cut off"])
+@pytest.mark.parametrize("name", ["a.jpg", "b.png"])
+def test_a_damaged_note_of_the_camera_turns_nothing(tmp_path, name, note):
+    """A JPEG that has a density, as cameras' editors write, is refused by none but `exif_transpose`."""
+    Image.fromarray(np.full((20, 30, 3), 120, np.uint8)).save(tmp_path / name, exif=b"Exif\0\0" + note, dpi=(72, 72))
+    assert np.asarray(open_image(tmp_path / name)).tolist() == np.full((20, 30, 3), 120).tolist()
+    assert not unreadable(Files(tmp_path, [name]))
+
+
 def test_what_cannot_be_an_image_is_named(tmp_path):
     Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "float.tif")
     for name, says in (("float.tif", "floating-point"), ("none.jpg", "No such file"), ("text.jpg", "cannot identify")):

@@ -1,9 +1,20 @@
 """Parts of a data set share no class, and draws differ: each test fails for a wrong neighbour."""
 
+import numpy as np
 import pytest
 import torch
 
-from dmlstudy.data.splits import Data, Split, drawn_classes, drawn_folds, first_of_each_class, long_tail, wrong_labels
+from dmlstudy.data.splits import (
+    Data,
+    Split,
+    drawn_classes,
+    drawn_folds,
+    first_of_each_class,
+    keep_classes,
+    long_tail,
+    take,
+    wrong_labels,
+)
 
 NAMES = tuple(f"class {c}" for c in range(20))
 TOY = Split(torch.arange(80), torch.arange(80) % 20, NAMES)
@@ -39,6 +50,19 @@ def test_wrong_labels_are_wrong_and_drawn_anew():
         assert 50 <= split.labels[wrong].bincount(minlength=20).min() <= split.labels[wrong].bincount().max() <= 115
     assert len({tuple(split.labels.tolist()) for split in found}) == 3
     assert wrong_labels(many, 0.4, 1).labels.equal(found[1].labels)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.005])
+def test_so_small_a_share_that_no_label_is_wrong_changes_none(share):
+    assert wrong_labels(TOY, share).labels.equal(TOY.labels)
+
+
+def test_images_of_an_array_are_taken_whole():
+    pixels = np.arange(6 * 4 * 4 * 3, dtype=np.uint8).reshape(6, 4, 4, 3)
+    split = Split(pixels, torch.arange(6) // 2, ("a", "b", "c"))
+    for chosen in ([4, 1], [3], []):
+        np.testing.assert_array_equal(take(split, torch.tensor(chosen, dtype=torch.long)).images, pixels[chosen])
+    np.testing.assert_array_equal(keep_classes(split, [1]).images, pixels[2:4])
 
 
 def test_a_long_tail_is_drawn_anew():

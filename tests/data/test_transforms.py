@@ -74,6 +74,20 @@ def inside(image, n):
     return square
 
 
+@pytest.mark.parametrize(
+    "name, mean, std",
+    [
+        ("vit_base_patch16_224.augreg2_in21k_ft_in1k", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        ("resnet18.a1_in1k", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ("hf-hub:timm/resnet18.a1_in1k", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # not asked of the hub
+    ],
+)
+def test_networks_of_timm_get_their_own_normalisation(name, mean, std):
+    pytest.importorskip("timm")
+    scaling = make_transform("base", False, f"timm:{name}").scaling
+    assert (scaling.mean, scaling.std) == (mean, std)
+
+
 def test_all_transforms_are_compared():
     assert set(THEIRS) == set(TRANSFORMS)
 

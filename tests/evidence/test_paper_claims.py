@@ -78,3 +78,55 @@ def test_a_mean_over_pairs_is_of_the_seeds_that_all_pairs_have():
     found = claims.difference(runs, ["a+", "b+"], ["a", "b"])
     assert (found.value, found.n, found.of) == (pytest.approx(0.03), 2, "")
     assert claims.difference(runs[(runs["method"].str[0] == "a") | (runs["seed"] > 4)], ["b+"], ["b"]) is None
+
+
+def test_a_pair_with_one_seed_leaves_a_claim_about_every_loss_open():
+    """The verdict was that of the other pairs where they came first."""
+    gains = [*zip("aaaaab", (0, 1, 2, 3, 4, 0), (0.050, 0.051, 0.049, 0.050, 0.052, 0.020), strict=True)]
+    rows = [(m + "+" * side, seed, side * gain) for m, seed, gain in gains for side in (0, 1)]
+    runs = pd.DataFrame(rows, columns=["method", "seed", "recall@1"]).assign(main=True)
+    found = [claims.difference(runs, [m + "+" for m in order], [*order], every="+") for order in ("ab", "ba")]
+    assert [(e.value, e.n, verdict_of(e, "+", 0.005)) for e in found] == [(pytest.approx(0.02), 1, "inconclusive")] * 2
+    less = claims.difference(runs[runs["method"].str[0] == "a"], ["a"], ["a+"], every="-")
+    assert less.value == pytest.approx(-0.0504) and less.low < less.value < less.high < 0
+
+
+@pytest.fixture
+def linked() -> pd.DataFrame:
+    """Ten methods with three seeds and three metrics."""
+    rng, names = np.random.default_rng(0), [f"m{i}" for i in range(10)]
+    rows = [(m, seed, *rng.random(3)) for m in names for seed in range(3)]
+    return pd.DataFrame(rows, columns=["method", "seed", "recall@1", "rho", "ratio"]).assign(main=True)
+
+
+def test_methods_without_a_common_seed_have_no_link(linked):
+    """Five of seed 0 and five of seed 1, as from two machines half-way, ended in a division by zero."""
+    names = [*dict.fromkeys(linked["method"])]
+    halves = linked[linked["seed"] == linked["method"].isin(names[:5])]
+    assert claims.link(linked, names, "rho").n == 10 and claims.link(halves, names, "rho") is None
+
+
+def test_links_are_compared_over_the_methods_that_have_every_metric(linked):
+    """A method that lacks one was a KeyError; under eight are not compared."""
+    names = [*dict.fromkeys(linked["method"])]
+    some = linked.assign(ratio=linked["ratio"].mask(linked["method"] == "m3"))
+    of = lambda runs, methods=names: claims.stronger_link(runs, methods, "rho", "ratio")
+    assert of(some).n == 9 and of(some) == of(linked[linked["method"] != "m3"])
+    assert of(some, names[:8]) is None and of(linked, names[:8]).n == 8 and of(linked.drop(columns="ratio")) is None
+
+
+def test_a_profile_without_runs_leaves_every_claim_unasked():
+    """What is computed stands on the empty table, too, as on that of a profile that holds out no classes."""
+    runs = pd.DataFrame(columns=["dataset", "main"]).assign(**{"theory/E1": 1e-7, "theory/E2c": -1.0})
+    assert {*evaluate_claims(runs, read_claims())["verdict"]} <= {"not asked"}
+    assert claims.computed(runs, "theory/E1") is None and claims.interaction(runs, ["a"], ["b"], "lr", [1, 2]) is None
+
+
+@pytest.mark.parametrize("held", [[], [np.nan]], ids=["no column", "no values"])
+def test_several_rates_without_validation_classes_are_refused(held):
+    """Where another data set has the values that choose the rate, nothing was asked, without a word."""
+    rows = [(m, seed, lr, 0.5 + lr) for m in "ab" for seed in range(3) for lr in (0.1, 0.2)]
+    runs = pd.DataFrame(rows, columns=["method", "seed", "lr", "recall@1"]).assign(main=True, loss_lr=None)
+    runs = runs.assign(**{f"validation/{name}": v for name in ("recall@1", "map@r") for v in held})
+    with pytest.raises(ValueError, match="a has several runs of one seed: the claim has to say in `args` which"):
+        claims.difference(runs, ["a"], ["b"])

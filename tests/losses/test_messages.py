@@ -1,6 +1,8 @@
 """What is said to whoever gives a loss what it cannot take, or names it as another library does."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +56,12 @@ def test_a_loss_of_another_library_points_to_ours_first(name):
 def test_what_is_said(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_the_tutorial_names_the_losses_that_use_norms():
+    text = (Path(__file__).parents[2] / "nbs/tutorials/sec.ipynb").read_text(encoding="utf-8")
+    (said,) = re.findall("losses of directions; (.*?), which use norms", text)
+    assert {*re.findall("`(.+?)`", said)} == {name for name in LOSSES if not make_loss(name, 4, 6).normalizes}
 
 
 def test_embeddings_that_are_not_finite_are_refused_in_evaluation_and_seen_in_training():

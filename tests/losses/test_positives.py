@@ -363,3 +363,15 @@ def test_weights_that_overflow_the_embeddings_type_are_refused():
     with pytest.raises(ValueError, match="weights of positives must be finite"):
         make_loss("supcon")(torch.randn(6, 4), positives=weights)
     make_loss("supcon")(torch.randn(6, 4).double(), positives=weights)
+
+
+def test_weights_that_vanish_in_the_embeddings_type_are_refused():
+    """They would make negatives of positives; as long as they are held, a constant factor changes nothing."""
+    f, labels = FINITE["random"]
+    same = (labels[:, None] == labels).double()
+    for call in (make_loss("supcon"), make_miner("distance")):
+        with pytest.raises(ValueError, match="finite and at least 0, in torch.float32, too"):
+            call(f.half(), positives=1e-60 * same)
+    for x, factor in ((f, 1e-30), (f.half(), 1e-30), (f.double(), 1e-60)):
+        values = (make_loss("supcon")(x, positives=weights) for weights in (same, factor * same))
+        torch.testing.assert_close(*values, rtol=1e-5, atol=0)

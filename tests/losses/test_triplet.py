@@ -18,6 +18,7 @@ from dmlstudy.core.random import generator
 from dmlstudy.distances import pair_masks, unit
 from dmlstudy.losses import triplet as tuples
 from dmlstudy.losses.base import Loss, _active_counts, batch_distances, triplet_distances
+from dmlstudy.losses.triplet import _triplet_weights
 
 NAMES = [n for n in tuples.__all__ if n.endswith("Loss") and n != "DrawingLoss"]
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -374,6 +375,15 @@ def test_offset():
     index = torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3]), torch.tensor([3, 3, 3])
     expected = torch.nn.functional.pairwise_distance(x[index[0]], x[index[1]])
     torch.testing.assert_close(triplet_distances(x, index, offset=1e-6)[0], expected, rtol=0, atol=1e-14)
+
+
+def test_pairs_with_others_count_as_often_as_their_triplets():
+    """Two anchors and three embeddings of a memory, an anchor's own among them; a weight stands for as many images."""
+    positives = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
+    negatives = torch.tensor([[False, False, True], [True, True, False]])
+    counted, of_positives, of_negatives = _triplet_weights(positives, negatives, torch.float64)
+    assert counted.tolist() == [[0, 2, 2], [3, 3, 6]]
+    assert (of_positives.tolist(), of_negatives.tolist()) == ([2, 3], [1, 2])
 
 
 @cuda

@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import itertools
 import json
 import math
 import warnings
@@ -468,6 +469,14 @@ def test_one_network_has_one_recall_whatever_will_train_it():
     assert found == [found[0]] * 4 and len(found[0]) == 1
 
 
+def test_facts_of_a_wrapped_loss_are_those_of_the_loss_inside():
+    for name, variant in itertools.product(LOSSES, ("corrected", "published")):
+        inside = make_loss(name, 4, 6, variant)
+        arounds = [matryoshka(inside, (2, 4)), s2sd(inside, 6, dims=(8,))]
+        for around in [*arounds, with_memory(inside, 8)] if name in KEPT else arounds:
+            assert (around.in_blocks, around.sets_slope) == (inside.in_blocks, inside.sets_slope), (name, variant)
+
+
 def test_nested_dimensions_take_triplets_and_positives():
     f, i = embeddings(), torch.arange(4)
     triplets = (i, i + 1, i + 4)
@@ -485,6 +494,8 @@ def test_nested_dimensions_that_cannot_be():
             matryoshka(make_loss("softmax", 4, 6), dims)
     with pytest.raises(ValueError, match="need as long an embedding; got dimension 6"):
         matryoshka(make_loss("supcon"), (8,))(embeddings(), LABELS)
+    with pytest.raises(ValueError, match="go around a loss of embeddings alone; got S2SD"):
+        matryoshka(s2sd(make_loss("supcon"), 6, dims=(8,)), (2, 4))
 
 
 def test_nested_dimensions_around_a_memory():

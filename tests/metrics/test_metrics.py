@@ -512,6 +512,17 @@ def test_class_spectra_do_not_depend_on_the_budget():
     assert torch.allclose(values, class_spectra(f, labels, budget=1)[1], atol=1e-12)
 
 
+@each("dtype", [torch.float16, torch.bfloat16])
+@each("longest", [1.0, 65_000.0])
+def test_spectra_of_sixteen_bits_are_those_of_their_numbers(dtype, longest):
+    """A zero row among them, and norms that float16 cannot hold."""
+    f, labels = embedding(100, 8)
+    f = (longest / f.abs().max() * f * (torch.arange(100) != 3)[:, None]).to(dtype)
+    assert (f.float().norm(dim=1).max() > 65_504) == (longest > 1)
+    found, expected = (evaluate(x, labels, [], tasks={"spectra": None}) for x in (f, f.float()))
+    assert all(torch.equal(found[name], values) and values.isfinite().all() for name, values in expected.items())
+
+
 # evaluate
 
 

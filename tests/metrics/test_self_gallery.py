@@ -139,6 +139,15 @@ def test_tasks_take_arrays():
     assert evaluate(F, LABELS, ["rho"], tasks=tasks) == evaluate(F, LABELS, ["rho"], tasks=same)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_tasks_of_the_processor_are_done_on_a_gpu(kind):
+    tasks = {"queries": kind([*range(5)]), "groups": kind([*range(6)] * 10)}
+    near, there = (evaluate(f, labels, [], tasks=tasks) for f, labels in ((F, LABELS), (F.cuda(), LABELS.cuda())))
+    assert near == there
+
+
 def test_wrong_input_of_retrieval_apart_is_named():
     groups = torch.arange(len(F)) % 3
     for metrics in (["norm_mean"], None):

@@ -23,6 +23,7 @@ from dmlstudy.models.backbones import (
     load_weights,
     make_backbone,
     read_weights,
+    seeded,
 )
 
 # the published table: block, in, 1x1, 3x3 reduce -> out, double reduce -> mid -> out, projection, out, side at 224
@@ -327,6 +328,20 @@ def test_timm(tmp_path):
     assert not any(m.training for m in freeze_batchnorm(net).train().modules() if isinstance(m, _BatchNorm))
 
 
+def test_a_network_of_timm_with_a_layer_behind_its_pooling_has_that_layers_length():
+    pytest.importorskip("timm")
+    net = make_model("timm:mobilenetv3_small_050", 8, None).eval()
+    assert net.backbone.dim == 1024 and tuple(net(images(2, 3, 64, 64)).shape) == (2, 8)
+
+
+def test_a_network_is_made_on_the_cpu_whatever_the_default_device():
+    makes = lambda: make_model("convnet", 8, "glyphs"), lambda: seeded(lambda: nn.Linear(3, 2), generator(1))
+    for make in makes:
+        with torch.device("meta"):
+            net = make()
+        assert {p.device.type for p in net.parameters()} == {"cpu"} and same(net, make())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", BACKBONES)
@@ -340,6 +355,7 @@ def test_cuda_agrees_with_cpu(name):
 def test_weights_of_timm_are_hashed_where_its_hub_keeps_them(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert weights_sha256("timm:resnet18.a1_in1k", "imagenet") is None
+    assert weights_sha256("timm:hf-hub:timm/resnet18.a1_in1k", "imagenet") is None  # timm has no configuration of it
     model = tmp_path / "models--timm--resnet18.a1_in1k"
     for name, content in {"refs/main": b"4af1", "snapshots/4af1/model.safetensors": b"weights"}.items():
         (model / name).parent.mkdir(parents=True)

@@ -210,6 +210,7 @@ def test_statistics(page, tab):
 def test_values_arrive(page, tab):
     """What the page unpacks is what the records hold, under every rule."""
     show(tab, page, "")
+    assert text(tab, "#foot").startswith("A few short runs of every kind: does it work? ")  # and no stop after it
     results = page[1][page[1]["setting"] == ""]
     for metric in ("recall@1", "nmi", "validation/recall@1", "train/rho"):
         for rule in selection.SELECTIONS:
@@ -310,6 +311,25 @@ def test_methods_are_compared_on_shared_replicates(tmp_path, monkeypatch, tab):
     assert np.allclose([float(row[1]) for row in found], means[[row[0] for row in found]], atol=0.011)
     assert [row[4] for row in found] == ["4", "4", "4", "1"]
     assert "4 replicates that most methods share" in text(tab, "#lead") and "* 1 method" in text(tab, "#lead")
+    assert text(tab, "h1") == "Softmax is ahead of the other 2 methods"  # of those that were tested
+
+
+def test_one_method_is_ahead_of_nobody(page, tab):
+    """It was called ahead of the other method, in bold, where it was shown alone; unticked it keeps the focus."""
+    show(tab, page, "#methods?data=glyphs_fine&method=Softmax")
+    assert text(tab, "h1") == "1 method with its interval"
+    assert all_texts(tab, "#figure .label.bold") == [] and [row[-1] for row in rows(tab)] == [""]
+    tab.run("(e => { e.focus(); e.click() })(document.getElementById('box-Softmax'))")
+    wait(tab, "!location.hash.includes('Softmax')")
+    assert tab.run("document.activeElement.id") == "box-Softmax" and len(rows(tab)) == len(METHODS)
+
+
+@pytest.mark.parametrize("view,reached", [("methods", True), ("curves", True), ("replicates", True), ("pair", False)])
+def test_marks_are_reached_with_the_tab_key_where_the_hint_says_so(page, tab, view, reached):
+    show(tab, page, f"#{view}")
+    assert ("tab key" in text(tab, "#said")) == reached
+    marks = "[...document.querySelectorAll('#figure svg a, #figure svg [tabindex]')].filter(e => e.tabIndex >= 0)"
+    assert bool(tab.run(f"{marks}.length")) == reached and all(tab.run(f"{marks}.map(e => e.ariaLabel)"))
 
 
 PLACES = """[...document.querySelectorAll('#figure svg .mark path')].map(m => m.getAttribute('transform'))
@@ -396,6 +416,22 @@ def test_an_effect_of_a_later_ledger(tmp_path, monkeypatch, tab):
     wait(tab, "location.hash.startsWith('#replicates')")
     assert "R-Contrastive (D) minus Contrastive (D)" in text(tab, "h1") and text(tab, "#notice") == ""
     assert float(re.search(r"[+]([0-9.]+)", text(tab, "h1"))[1]) == pytest.approx(gains[:, 0].mean(), abs=0.06)
+
+
+def test_a_claim_about_every_loss_before_its_first_look(tmp_path, monkeypatch, tab):
+    """Two of its five replicates are there: they are drawn, and no verdict is given."""
+    monkeypatch.setenv("DMLSTUDY_OUTPUTS", str(tmp_path))
+    rng, name = np.random.default_rng(0), "omniglot_confirm"
+    question = next(q for q in ledger.asked(ledger.read_ledger()) if q["over"] == "every")
+    asked = [(method, r) for method in {m for pair in question["rows"] for m in pair} for r in (10, 11)]
+    records.write_batch(name, [record(m, None, 0.5, rng, name, "omniglot_few", replicate=r) for m, r in asked])
+    heads = "id,of,look,effect,low,high,verdict,printed,beside,new_low,new_high"
+    (tmp_path / "omniglot_confirm/tables").mkdir(parents=True)
+    line = f"{question['id']},every,0,,,,open,,,,"
+    (tmp_path / "omniglot_confirm/tables/ledger.csv").write_text(f"{heads}\n{line}\n")
+    show(tab, (explorer.write_explorer(name),), f"#claims?claim={question['id']}&of=every")
+    assert "not tested yet" in text(tab, "h1") and "It has no replicates yet" in text(tab, "#lead")
+    assert len(rows(tab)) == len(question["rows"]) and "NaN" not in text(tab, "main")
 
 
 def test_with_the_keyboard(page, tab):

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import asdict
 from html.parser import HTMLParser
 
+import fresh
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -177,6 +178,15 @@ def test_every_table_and_figure_is_listed():
         assert f'"{stem}"' in code, stem
         if made[known["notebook"]] == 1 and known["part"] == "What the study finds":
             assert known["title"] in cells[0]["source"][0], stem
+
+
+def test_pages_that_show_runs_are_older_than_a_new_record(tmp_path, monkeypatch):
+    """`tools/fresh.py` called the report fresh where no table had changed."""
+    (record := tmp_path / "new.jsonl").write_text("{}\n")
+    before = fresh.made_from()
+    monkeypatch.setitem(fresh.RECORDS, "new", record)
+    changed = {of for of, parts in fresh.made_from().items() if parts != before[of]}
+    assert changed & fresh.PAGES.keys() == {"report.html", "explorer.html"}
 
 
 def test_no_records(tmp_path, monkeypatch):

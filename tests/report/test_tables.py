@@ -36,3 +36,18 @@ def test_an_interval_is_of_the_values_that_are_there():
     found = intervals(values, ("method",)).set_index("method")
     assert found["n"].tolist() == [1, 1, 2] and found["half"].isna().tolist() == [True, True, False]
     assert found.at["c", "half"] == pytest.approx(0.5 * stats.t.isf(0.025, 1))
+
+
+def test_one_seed_marks_nothing():
+    values = pd.DataFrame([[3.0], [2.0]], index=["a", "b"])
+    assert mark_ties(values[0].map(str), values).tolist() == ["3.0", "2.0"]
+    assert mark_ties(values[0].map(str), values.assign(again=values[0] + [0.1, 0.0])).tolist() != ["3.0", "2.0"]
+
+
+def test_an_interval_is_of_the_combinations_that_are_there(monkeypatch):
+    """Older pandas made a row of every combination of the categories."""
+    table = pd.DataFrame({"dataset": list("ab"), "method": list("xy"), "value": [1.0, 2.0]}, dtype="category")
+    table, plain = table.astype({"value": float}), pd.DataFrame.groupby
+    older = lambda self, by, **more: plain(self, by, **{"observed": False} | more)
+    monkeypatch.setattr(pd.DataFrame, "groupby", older)
+    assert intervals(table, ("dataset", "method"))["n"].tolist() == [1, 1]

@@ -501,6 +501,13 @@ def test_names():
     assert list(SAMPLERS) == ["spc", "spc_r", "gc", "ddm", "frd", "d2", "shuffle"]
 
 
+@each("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_a_bank_takes_indices_of_any_integer_type(dtype):
+    bank = MemoryBank(3, 2)
+    bank.update(torch.tensor([2, 0, 2], dtype=dtype), torch.tensor([[1.0, 1], [2, 2], [3, 3]]))
+    assert bank.f.tolist() == [[2, 2], [0, 0], [3, 3]] and bank.known.tolist() == [True, False, True]
+
+
 def test_a_bank_takes_arrays_and_nothing_and_refuses_masks():
     bank = MemoryBank(4, 2)
     bank.fill(np.ones((4, 2), np.float32))
@@ -532,6 +539,11 @@ def test_integers_of_numpy_are_integers():
     one, other = (make_sampler("spc", LABELS, kind(24), seed=kind(3)) for kind in (int, np.int64))
     other.load_state_dict(one.state_dict())
     assert [*one] == [*other] and repr(one) == repr(other)
+    for name, more in (("gc", {"project_dim": 4}), ("ddm", {"candidates": 4}), ("d2", {"power": 1})):
+        plain = {"big_batch": 96, **more}
+        one, other = (make(name, {k: kind(v) for k, v in plain.items()}) for kind in (int, np.int64))
+        other.load_state_dict(one.state_dict())
+        assert [*one] == [*other] and repr(one) == repr(other)
 
 
 def test_one_large_class_costs_no_key_for_each_of_its_images():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dmlstudy.stats.decisions import against_print, e_bh, over_sets, verdict
+from dmlstudy.stats.decisions import against_print, e_bh, every_interval, over_sets, verdict
 from dmlstudy.stats.intervals import (
     correlation_interval,
     crossed_interval,
@@ -103,3 +103,11 @@ def test_sets_of_one_family_count_once():
     assert (
         one == pytest.approx(twice, nan_ok=True) and one["families"] == 3 and one["mean"] == pytest.approx(4, abs=0.1)
     )
+
+
+def test_what_is_said_of_every_effect_waits_for_the_one_without_an_interval():
+    """A single value was passed over where it came second, and so every effect was called positive."""
+    firm, alone = np.array([5.0, 5.1, 4.9]), np.array([2.0])
+    assert np.isnan([every_interval(order, t_interval) for order in ([firm, alone], [alone, firm])]).all()
+    wide = t_interval(firm, 1 - 0.05 / 2)[1]  # of two effects
+    assert every_interval([firm, firm + 1], t_interval) == pytest.approx((t_interval(firm)[0], wide))

@@ -156,6 +156,16 @@ def test_a_correlation_is_of_the_methods_that_have_all_values(rng):
     assert np.isnan(correlation_interval(x[:8], y[:8], rng)[1:]).all()  # seven are left
 
 
+def test_where_nothing_is_drawn_there_is_no_interval(rng):
+    """One replicate to draw replicates from gave an interval of no width."""
+    x, y = rng.normal(size=(2, 12, 5))
+    for one in (x[:, :1], x[:, 0]):
+        value, *bounds = correlation_interval(one, y[:, :1], rng, over=("replicates",))
+        assert np.isfinite(value) and np.isnan(bounds).all()
+    assert np.isfinite(correlation_interval(x[:, :1], y[:, :1], rng, over=("methods", "replicates"))).all()
+    assert np.isfinite(correlation_interval(x, y[:, :1], rng, over=("replicates",))).all()
+
+
 def test_no_spread_over_classes_is_no_interval():
     """An embedding that finds every image of every class has no error to judge by."""
     labels = np.arange(100) // 4

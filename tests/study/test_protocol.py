@@ -4,10 +4,12 @@ import dataclasses
 import re
 from functools import cache
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from grids import each
+from PIL import Image
 from protocol_values import exists, literal, live, name_of, protocol, read_value, value_of, verdict
 from tiers import sample
 
@@ -135,3 +137,21 @@ def test_a_row_must_be_one_value():
     some = table().query("item == 'epochs'").head(1).assign(datasets="cub200; sop")
     with pytest.raises(ValueError, match="split the row"):
         read_value(some.to_dict("records")[0])
+
+
+def test_rows_of_any_number_of_images_a_class_can_be_trained_on_a_small_folder(tmp_path, monkeypatch):
+    """Batches of 26 could not hold three images of each class, nor thirteen classes of ten."""
+    from dmlstudy.data.image_folder import resolve_folder
+    from dmlstudy.data.loaders import splits_of
+    from dmlstudy.study.config import run_of
+    from dmlstudy.train.state import sampler_of
+
+    monkeypatch.setenv("DMLSTUDY_CACHE", str(tmp_path / "cache"))
+    for c, image in enumerate(np.random.default_rng(0).integers(0, 255, (18, 5, 16, 16, 3), dtype=np.uint8)):
+        (tmp_path / f"photos/class {c}").mkdir(parents=True)
+        for i, pixels in enumerate(image):
+            Image.fromarray(pixels).save(tmp_path / f"photos/class {c}/{i}.png")
+    name = resolve_folder(f"folder:{tmp_path / 'photos'}")
+    for method in ("Softmax", "SHT", "SHT + SEC", "NNP", "T"):
+        run = run_of("photos", name, method, None, replicate=1)
+        assert len(sampler_of(run, splits_of(run)["train"].labels)) and run.batch_size % run.samples_per_class == 0

@@ -254,7 +254,7 @@ def test_a_wait_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
     code = (
         "from dmlstudy.study import records\n"
-        "with records._held(records.batch_file('drill'), print):\n    print('held', flush=True)\n    input()"
+        "with records.held(records.batch_file('drill'), print):\n    print('held', flush=True)\n    input()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     other, told, run = subprocess.Popen([sys.executable, "-c", code], **pipes), [], make_run(seed=1)
@@ -322,3 +322,27 @@ def test_cells_are_neither_formulas_nor_new_rows(tmp_path, monkeypatch):
     rows = [line for line in file.read_text().splitlines() if line]
     assert len(rows) == 1 + 2 + len(names) and all(row.startswith("| ") and row.endswith(" |") for row in rows[1:])
     assert rows[1] == "| na me | value |" and rows[-3:] == ["| two lines | 2 |", "| two lines | 3 |", "| a\\|b | 4 |"]
+
+
+def test_a_record_of_a_newer_version_stays_where_it_is(tmp_path, monkeypatch):
+    """A mere look at the status set it aside as damaged."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    run = make_run(seed=3)
+    newer = {"key": run.key(), "run": asdict(run), "curves": {}, "made": {}, "format": records.FORMAT + 1}
+    file = records.write_atomically(records.run_folder(run) / "record.json", json.dumps(newer) + "\n")
+    for look in (lambda: records.load_record(run), records.recorded_keys):
+        with pytest.raises(records.StaleRecord, match="it has format .*; it stays where it is"):
+            look()
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_a_record_with_a_nan_is_equal_to_itself(tmp_path, monkeypatch):
+    """The ratio of a collapsed embedding: its line was said to have other values at each merge."""
+    monkeypatch.setenv("DMLSTUDY_ROOT", str(tmp_path))
+    run, told = make_run(seed=3), []
+    for value in ("NaN", "NaN", "0.5"):
+        curves = {"test": {"step": [0], "ratio": [float(value)]}}
+        records.merge_records(
+            batch_file("drill"), [{"key": run.key(), "run": asdict(run), "curves": curves, "made": {}}], told.append
+        )
+        assert len(told) == (value != "NaN")

@@ -14,7 +14,16 @@ from dmlstudy.report import page
 from dmlstudy.study import plan, records
 from dmlstudy.study.config import PROFILES, tuned
 from dmlstudy.study.methods import METHODS
-from dmlstudy.study.search import choices, choices_file, chosen_by_search, planned, search_runs, tried_in_box
+from dmlstudy.study.search import (
+    choices,
+    choices_file,
+    chosen_by_search,
+    planned,
+    scores,
+    search_runs,
+    tried_in_box,
+    unsearched,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, DATASET = "omniglot_placebo", "omniglot_few"
@@ -161,3 +170,20 @@ def test_a_loss_of_ones_own_is_tuned_by_one_search_among_rows_of_ten(monkeypatch
         assert (chosen != {}) == (method == "Mine")
         if chosen:
             assert 1e-4 < chosen[DATASET]["Mine"]["lr"] < 4e-4
+
+
+def test_a_replicate_without_a_search_of_its_own_waits_for_it():
+    """It was trained at the protocol's rate, which passed for what a search had chosen."""
+    first, *_ = PROFILES["omniglot_redrawn"].replicates
+    asked = lambda *draw: unsearched("omniglot_redrawn", "omniglot_few", ["SHT"], *draw)
+    assert (asked(), asked(first), asked(30)) == ([], [], ["SHT"])
+
+
+def test_trials_of_a_box_have_a_score_each():
+    """By any rule, though trials are lean; folds of one point are one trial."""
+    runs = search_runs("omniglot_objectives", "omniglot_few", None, ["Contrastive (D)"])
+    curve = lambda run: {"step": [0, 1], "recall@1": [0.0, run.lr], "map@r": [0.0, run.lr]}
+    found = [{"run": asdict(run), "curves": {"validation": curve(run)}} for run in runs]
+    for rule in ("validation", "last", "window"):
+        table = scores(found, rule)
+        assert len(table) == 20 and {*table["folds"]} == {len(runs) / 20}

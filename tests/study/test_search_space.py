@@ -1,5 +1,7 @@
 """A search: the box of a row, the trials that fill it, and the choice, by hand and by loops."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ def test_a_box_has_the_axes_of_what_a_row_is_made_of():
     assert box_of(METHODS["R-Contrastive (D)"], SEARCH) == plain | {"p_switch": (0.0, 0.6, False)}
     triplet = {"lr": (1e-5, 1e-3, True), "margin": (0.05, 1.0, True), "samples_per_class": (2, 8, True)}
     assert box_of(METHODS["T + SEC"], SEARCH) == triplet | {"eta": (0.05, 5.0, True)}
+    assert box_of(replace(METHODS["T + SEC"], regularizer="ring"), SEARCH) == triplet  # no range: its own weight
 
 
 @pytest.mark.parametrize("margin, searched", [(0.04, False), (0.05, True), (1.0, True), (1.5, False)])
@@ -74,6 +77,8 @@ def test_a_point_as_a_run_has_it(name, point, fields):
 def test_a_whole_number_stays_one():
     row = Method("fast_ap", loss_args={})
     assert run_fields(row, {"lr": 1e-3, "bins": 7.6}) == {"lr": 1e-3, "loss_args": "bins=8"}
+    row = Method("mine", loss_args={"size": 1_000_000})
+    assert run_fields(row, {"lr": 1e-3, "size": 2.34e6}) == {"lr": 1e-3, "loss_args": "size=2340000"}
 
 
 # ---- the choice ----

@@ -681,3 +681,18 @@ def test_two_milestones_on_one_step_decay_twice():
     for step in range(here + 1):
         decay_rates(state.optimizer, state.run, step)
     assert state.optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+
+
+def test_weights_that_cannot_be_written_leave_no_checkpoint(tmp_path, monkeypatch):
+    """Its place is what the record needs."""
+
+    def full(*given):
+        raise OSError(28, "could not be written, its disk is full", "weights.pt")
+
+    monkeypatch.setattr(train, "write_atomically", full)
+    (file := tmp_path / "checkpoint.pt").write_bytes(b"")
+    state, hook = SimpleNamespace(folder=tmp_path, network=SimpleNamespace(model=torch.nn.Linear(1, 1))), Checkpoint()
+    hook.file = file
+    with pytest.warns(UserWarning, match="The record is whole, the weights are not kept"):
+        hook.end(state, None)
+    assert not [*tmp_path.iterdir()]
