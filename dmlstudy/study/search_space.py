@@ -25,7 +25,7 @@ def box_of(
     box = {"lr": (*search["lr"], True), **axes}
     if row.miner == "rho_distance":
         box["p_switch"] = (*search["p_switch"], False)
-    if ends := search["eta"].get(row.regularizer):  # else its weight is its own
+    if ends := search.get("eta", {}).get(row.regularizer):  # else its weight is its own
         box["eta"] = (*ends, True)
     wider = [search.get("axes", {}).get(part, {}) for part in (row.loss, row.regularizer)]
     return box | {axis: (*ends, lookup("axis", axis, box)[2]) for said in wider for axis, ends in said.items()}
